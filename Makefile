@@ -1,0 +1,60 @@
+# Everything a person or a machine does with the workspace. Each target sets up what it needs:
+# on a fresh Debian or macOS, Python 3.11 or later and make are enough.
+
+PYTHON  ?=
+VENV    ?= .venv
+WORKERS ?= 2
+RUNS    ?= 2000
+ARGS    ?=
+BIN     := $(VENV)/bin
+
+# One line a stage; a stage that succeeds says nothing more.
+STAGE   := @sh scripts/stage.sh
+
+.PHONY: help setup demo test bench lint format types contracts spelling simulate lock ci clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: ## make .venv from requirements.lock (again only when something changed)
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup.sh
+
+demo: setup ## the counterexample, on real processes
+	@$(BIN)/fencepost demo $(ARGS)
+
+test: lint types contracts spelling ## every check, then every test
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+bench: setup ## steps per second beside a plain task queue (ARGS=--json for JSON)
+	@$(BIN)/fencepost bench $(ARGS)
+
+lint: setup ## ruff: rules and format
+	$(STAGE) "ruff check" $(BIN)/ruff check .
+	$(STAGE) "ruff format" $(BIN)/ruff format --check .
+
+format: setup ## let ruff mend rules and format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: setup ## mypy, strict
+	$(STAGE) "mypy" $(BIN)/mypy
+
+contracts: setup ## what may import what
+	$(STAGE) "import contracts" $(BIN)/lint-imports --no-cache
+
+spelling: setup ## codespell
+	$(STAGE) "codespell" $(BIN)/codespell
+
+simulate: setup ## RUNS=2000 fresh seeds of the simulator
+	@$(BIN)/python -m fencepost.simulator --runs $(RUNS) $(ARGS)
+
+lock: setup ## resolve again and write requirements.lock
+	@$(BIN)/python scripts/lock.py $(ARGS)
+
+ci: ## what the build machine runs
+	@bash .ci/run
+
+clean: ## remove the environment, caches and local data
+	@rm -rf "$(VENV)" .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .fencepost dist build
+	@find libs services tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
