@@ -97,9 +97,8 @@ def main() -> None:
     wanted = fingerprint()
     if stamp.exists() and stamp.read_text() == wanted and is_same_python(home / "bin" / "python"):
         return
-    home.parent.mkdir(parents=True, exist_ok=True)
     # Two makes at once would install over each other: the second waits, and then finds the stamp.
-    with home.with_name(f"{home.name}.lock").open("w") as guard:
+    with Path(__file__).open() as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if stamp.exists() and stamp.read_text() == wanted:
             return

@@ -1,0 +1,1 @@
+"""The Python client, the fencepost command, and the embedded stack."""

@@ -1,0 +1,1 @@
+"""Subjects, streams, grants and wire messages: the one table of names."""

@@ -1,0 +1,1 @@
+"""The deciding code: pure, no I/O, no clock, no randomness."""

@@ -1,0 +1,150 @@
+"""
+What gateways report about sandboxes: durable inputs of a sandbox's shard.
+
+A fact says what was seen, never what follows from it; the shard decides that.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from fencepost.core.receipts import Marker
+
+
+class Ref(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The provider's name of one running thing.
+
+    The same native id on another authority, or with another instance, is another sandbox.
+    """
+
+    authority: str
+    provider: str
+    native_id: str
+    instance: str
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a provider can show. `generation` False: no mutating step is ever admitted."""
+
+    generation: bool = True
+    observes_gone: bool = True
+    readonly_commands: bool = False
+    isolation: str = "none"
+    power_loss_is_new_instance: bool = True
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_field="kind"):
+    """The provider named the sandbox for `create_id`, before boot and health."""
+
+    sandbox: str
+    create_id: str
+    gateway: str
+    ref: Ref
+    capabilities: Capabilities
+
+
+class CreateFailed(msgspec.Struct, frozen=True, kw_only=True, tag="create_failed", tag_field="kind"):
+    """
+    The create did not happen, or may have (`ambiguous`): then `find` settles it later.
+
+    A definite failure is retried by the shard under a new create id, with a delay.
+    """
+
+    sandbox: str
+    create_id: str
+    gateway: str
+    reason: str
+    ambiguous: bool
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found", tag_field="kind"):
+    """
+    A gateway opened a channel and read the disk: the marker, or None where there is none.
+
+    `session` is the new attachment's id and `nonce_fresh` a nonce for a new generation, both
+    minted by the gateway, so the shard needs no randomness.
+    """
+
+    sandbox: str
+    gateway: str
+    session: str
+    ref: Ref
+    marker: Marker | None
+    journal_seq: int
+    nonce_fresh: str
+
+
+class Marked(msgspec.Struct, frozen=True, kw_only=True, tag="marked", tag_field="kind"):
+    """The marker on the disk now says this; every older tool process was ended first."""
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    nonce: str
+    instance: str
+    journal_seq: int
+
+
+class AttachFailed(msgspec.Struct, frozen=True, kw_only=True, tag="attach_failed", tag_field="kind"):
+    """
+    A channel, or the marking, failed.
+
+    `observed`: what the provider says of the instance; only `gone` is evidence of a loss.
+    `condemned`: the former epoch's processes could not be shown to be gone.
+    """
+
+    sandbox: str
+    gateway: str
+    session: str
+    ref: Ref
+    reason: str
+    observed: Literal["present", "terminating", "gone", "unknown"]
+    condemned: bool = False
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost", tag_field="kind"):
+    """The channel of an attached session ended; `observed` as in `AttachFailed`."""
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    ref: Ref
+    reason: str
+    observed: Literal["present", "terminating", "gone", "unknown"]
+
+
+class StopAnswered(msgspec.Struct, frozen=True, kw_only=True, tag="stop_answered", tag_field="kind"):
+    """The provider's answer to a stop: a signal about a request, not about a sandbox."""
+
+    sandbox: str
+    gateway: str
+    ref: Ref
+    answer: Literal[
+        "accepted",
+        "refused",
+        "not_found",
+        "refused_other_instance",
+        "timeout",
+        "unreachable",
+        "unconfigured",
+        "unsupported",
+    ]
+    detail: str = ""
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone", tag_field="kind"):
+    """The provider was observed to have this instance no more."""
+
+    sandbox: str
+    gateway: str
+    ref: Ref
+
+
+Fact: TypeAlias = (
+    Assigned | CreateFailed | Found | Marked | AttachFailed | Lost | StopAnswered | Gone
+)

@@ -1,0 +1,68 @@
+"""
+Every bound in the system, with the relations between them asserted at import.
+
+Bytes and counts are plain; times are milliseconds and end in `_MS`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# One batch is one message.
+BATCH_BYTES_MAX: Final = 256 * KIB
+BATCH_INPUTS_MAX: Final = 512
+INPUT_ENTRIES_BYTES_MAX: Final = 64 * KIB
+
+# Arguments and results are inline up to here, by digest in the object store above.
+INLINE_BYTES_MAX: Final = 16 * KIB
+CONTENT_BYTES_MAX: Final = 64 * MIB
+COMMAND_BYTES_MAX: Final = 48 * KIB
+NATS_PAYLOAD_BYTES_MAX: Final = MIB
+
+# Admission, per sandbox and per shard. A shard refuses, it never waits.
+OPEN_STEPS_PER_SANDBOX_MAX: Final = 16
+PARKED_STEPS_PER_SANDBOX_MAX: Final = 10_000
+OPEN_STEPS_PER_SHARD_MAX: Final = 20_000
+SANDBOXES_PER_SHARD_MAX: Final = 100_000
+HOLDERS_PER_SANDBOX_MAX: Final = 64
+CLAIMS_PER_SANDBOX_MAX: Final = 64
+
+# Attempts.
+ATTEMPTS_MAX_DEFAULT: Final = 5
+ATTEMPTS_MAX: Final = 20
+REFUSALS_RECORDED_PER_ATTEMPT_MAX: Final = 8
+UNDO_TRIES_MAX: Final = 5
+
+# Duplicates are decided over this many final steps of one sandbox.
+FINISHED_WINDOW: Final = 1024
+
+DEADLINE_MS_DEFAULT: Final = 300_000
+DEADLINE_MS_MIN: Final = 100
+DEADLINE_MS_MAX: Final = 24 * 3600 * 1000
+
+# Leases.
+HEARTBEAT_MS: Final = 1_000
+LEASE_MS: Final = 5_000
+GATEWAY_SILENT_MS: Final = 3_000
+
+# Effects are made again from the state by timer until they are answered.
+EFFECT_REPEAT_MS: Final = 2_000
+EFFECT_REPEAT_MS_MAX: Final = 30_000
+CREATE_HORIZON_MS: Final = 60_000
+
+# Commands stay in their stream this long; a step's deadline must fit well inside.
+COMMANDS_AGE_MS: Final = 72 * 3600 * 1000
+
+# The toolhost's journal window, in records; every open fence must be inside it.
+JOURNAL_WINDOW: Final = 4096
+
+assert INPUT_ENTRIES_BYTES_MAX < BATCH_BYTES_MAX < NATS_PAYLOAD_BYTES_MAX
+assert INLINE_BYTES_MAX < COMMAND_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
+assert HEARTBEAT_MS * 3 < LEASE_MS
+assert GATEWAY_SILENT_MS < LEASE_MS
+assert DEADLINE_MS_MAX < COMMANDS_AGE_MS
+assert OPEN_STEPS_PER_SANDBOX_MAX * ATTEMPTS_MAX < JOURNAL_WINDOW
+assert ATTEMPTS_MAX_DEFAULT <= ATTEMPTS_MAX

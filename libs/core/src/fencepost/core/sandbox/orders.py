@@ -1,0 +1,87 @@
+"""What a sandbox's shard asks of a gateway: the messages inside effects."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from fencepost.core.facts import Ref
+from fencepost.core.receipts import Direction
+from fencepost.core.steps import SandboxSpec
+
+
+class Fence(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a write must carry, checked under the tool.
+
+    `no` rises with every fence of the sandbox, so that a disk can tell a fence that it forgot
+    from one that it never saw.
+    """
+
+    sandbox: str
+    epoch: int
+    session: str
+    attempt: str
+    no: int
+    direction: Direction
+
+
+class Dispatch(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="dispatch"
+):
+    """
+    A fenced call for a toolhost. `fence.direction` says which: apply, undo or revoke.
+
+    `args` are the exact bytes that `digest` covers; for an undo they are the caller's own undo
+    command's, or empty for a restore from the pre-image, and `of` is the attempt to take back.
+    """
+
+    fence: Fence
+    step: str
+    tool: str
+    digest: str
+    args: msgspec.Raw = msgspec.Raw(b"null")
+    effect: Literal["workspace", "external"] = "workspace"
+    of: str = ""
+
+
+class CreateOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="create"):
+    """Create, or find again, under this id. Idempotent by `create_id`."""
+
+    sandbox: str
+    create_id: str
+    spec: SandboxSpec
+    labels: dict[str, str]
+
+
+class AttachOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="attach"):
+    """Open a channel in a new session, read the disk's marker and report `found`."""
+
+    sandbox: str
+    ref: Ref
+    spec: SandboxSpec
+
+
+class MarkOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mark"):
+    """Write the marker through this session's toolhost, and report `marked`."""
+
+    sandbox: str
+    session: str
+    epoch: int
+    nonce: str
+
+
+class StopOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stop"):
+    """
+    Stop this instance, then observe it; report `stop_answered` and, when seen, `gone`.
+
+    Without a ref: find what `create_id` made, and stop that.
+    """
+
+    sandbox: str
+    create_id: str
+    ref: Ref | None
+
+
+Order: TypeAlias = Dispatch | CreateOrder | AttachOrder | MarkOrder | StopOrder

@@ -1,0 +1,121 @@
+"""
+What a client asks for: a step command, before and after admission.
+
+`StepCommand` is the wire shape; `StepSpec` is what admission made of it (durations absolute,
+defaults filled in, arguments fixed byte for byte with their digest).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Policy: TypeAlias = Literal["retry", "reject"]
+CommitAfter: TypeAlias = Literal["receipt", "heartbeat", "checkpoint"]
+Effect: TypeAlias = Literal["workspace", "external"]
+
+
+class Compensation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    How an effect is taken back.
+
+    `pre_image`: the toolhost restores what it replaced (file tools only).
+    `command`: the caller's own undo, `run_command` arguments in `args`; it must be idempotent.
+    """
+
+    kind: Literal["pre_image", "command"]
+    args: msgspec.Raw = msgspec.Raw(b"")
+
+
+class StepCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    One tool call, as published on `fp.v1.cmd.step.<sandbox>.<step>`.
+
+    `sandbox` and `step` may be left out where the subject names them; when both do, they must be
+    equal. `deadline_ms` is a duration from admission.
+    """
+
+    tool: str
+    args: msgspec.Raw
+    sandbox: str = ""
+    step: str = ""
+    compensation: Compensation | None = None
+    on_moved_epoch: Policy = "retry"
+    attempts_max: int | None = None
+    deadline_ms: int | None = None
+    commit_after: CommitAfter = "receipt"
+    effect: Effect = "workspace"
+
+
+class StepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step as admitted. `args` are the exact bytes that `digest` covers."""
+
+    tool: str
+    args: msgspec.Raw
+    digest: str
+    compensation: Compensation
+    attempts_max: int
+    deadline_at_ms: int
+    on_moved_epoch: Policy = "retry"
+    commit_after: CommitAfter = "receipt"
+    effect: Effect = "workspace"
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """
+    What a sandbox is made of.
+
+    `options` are the provider's own. `rebuild`: whether a lost generation is replaced by itself.
+    """
+
+    provider: str = "process"
+    image: str = ""
+    network: bool = False
+    memory_mb: int = 512
+    processes: int = 128
+    rebuild: bool = True
+    options: dict[str, str] = {}
+
+
+class SandboxCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Creates a sandbox by hand, as published on `fp.v1.cmd.create.<sandbox>.<id>`.
+
+    It is held by a DAG of one: `dag` is its id (default: the sandbox's own id), `acquisition`
+    the acquisition's (default: the sandbox's id, as for every fresh sandbox).
+    """
+
+    spec: SandboxSpec = SandboxSpec()
+    sandbox: str = ""
+    dag: str = ""
+    acquisition: str = ""
+
+
+class CancelCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Cancels one step, as published on `fp.v1.cmd.cancel.<sandbox>.<step>`."""
+
+    sandbox: str = ""
+    step: str = ""
+    reason: str = ""
+
+
+class ResolveCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    An operator's word on an indeterminate step, on `fp.v1.cmd.resolve.<sandbox>.<step>`.
+
+    `as_`: what the operator found to be true of the world. `who` and `note` are recorded.
+    """
+
+    as_: Literal["committed", "compensated"] = msgspec.field(name="as")
+    who: str
+    note: str
+    sandbox: str = ""
+    step: str = ""
+
+
+class ReleaseCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ends one holder's hold, on `fp.v1.cmd.release.<sandbox>.<id>`; the last one releases."""
+
+    sandbox: str = ""
+    dag: str = ""

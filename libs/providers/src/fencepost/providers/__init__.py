@@ -1,0 +1,1 @@
+"""Runtimes that hold sandboxes, behind one small protocol."""

@@ -1,0 +1,1 @@
+"""The same machines over a simulated log, bus, clock, provider and disks."""

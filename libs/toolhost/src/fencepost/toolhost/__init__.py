@@ -1,0 +1,1 @@
+"""The one-file program that runs inside a sandbox; standard library only, Python 3.8 or later."""

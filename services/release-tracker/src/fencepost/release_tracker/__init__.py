@@ -1,0 +1,1 @@
+"""PostgreSQL projection and HTTP API; later the dag machine."""

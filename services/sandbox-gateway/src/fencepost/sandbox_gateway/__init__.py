@@ -1,0 +1,1 @@
+"""Hands and eyes: providers, channels, leases, stamping; decides nothing durable."""

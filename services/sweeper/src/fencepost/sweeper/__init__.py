@@ -1,0 +1,1 @@
+"""Convergence: compares providers, projections and time with the ledger."""
