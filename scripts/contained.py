@@ -1,7 +1,7 @@
 """
 Runs one command so that nothing which it starts outlives it, and shows pytest's closing line last.
 
-Used by the build machine: `contained.py SECONDS COMMAND...`. On Linux this process becomes the parent
+Used by the build machine: `contained.py SECONDS COMMAND...`. On Linux this becomes the parent
 of every orphan below it, so that a service which left its session is found too; elsewhere the
 command's own process group is ended. The exit code is the command's, 124 when its time ran out.
 """

@@ -1,0 +1,40 @@
+"""
+What holds for every test: sockets by level, and where a test may run.
+
+Levels are folders: `unit`, `properties`, `simulation` and `tidy` may open no socket but a unix one
+(asyncio's own); `integration` and `acceptance` start real servers on loopback. The latter two share
+one machine's disk and processors, so all of them run on one xdist worker, one after the other.
+"""
+
+from pathlib import Path
+
+import pytest
+import pytest_socket
+
+TESTS = Path(__file__).parent
+SOCKETLESS = frozenset({"unit", "properties", "simulation", "tidy"})
+ONE_AT_A_TIME = frozenset({"integration", "acceptance"})
+
+
+def _level(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seeds", type=int, default=None, help="how many seeds a simulation test draws"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _level(item) in ONE_AT_A_TIME:
+            item.add_marker(pytest.mark.xdist_group("servers"))
+
+
+# Last, because pytest-socket's own hook decides by command line options and would lift this.
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _level(item) in SOCKETLESS:
+        pytest_socket.disable_socket(allow_unix_socket=True)
