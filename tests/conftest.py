@@ -20,12 +20,6 @@ def _level(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--seeds", type=int, default=None, help="how many seeds a simulation test draws"
-    )
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
