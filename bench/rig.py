@@ -1,0 +1,120 @@
+"""
+What the benchmarks share: a nats-server that syncs every message, and a closed loop that measures.
+
+A closed loop keeps `in_flight` steps running: each starts when the one before it has ended. So a
+rate and its latencies belong together, and no step waits where the measurement does not see it.
+"""
+
+import asyncio
+import contextlib
+import math
+import socket
+import sysconfig
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+START_SECONDS_MAX = 15.0
+WARM_UP_SECONDS = 1.0
+
+CONFIGURATION = """
+listen: "127.0.0.1:{port}"
+max_payload: 1MB
+jetstream {{ store_dir: "{store}", sync_interval: always }}
+"""
+
+Measurement = dict[str, float | int]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def nats_server() -> AsyncIterator[str]:
+    """Runs a nats-server with a store of its own, which syncs a stored message before its ack."""
+    binary = Path(sysconfig.get_path("scripts")) / "nats-server"
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as folder:
+        configuration = Path(folder, "nats.conf")
+        configuration.write_text(CONFIGURATION.format(port=port, store=Path(folder, "store")))
+        server = await asyncio.create_subprocess_exec(
+            str(binary), "-c", str(configuration), "-l", str(Path(folder, "nats.log"))
+        )
+        try:
+            await _wait_until_open(port, server)
+            yield f"nats://127.0.0.1:{port}"
+        finally:
+            if server.returncode is None:
+                server.terminate()
+            await server.wait()
+
+
+async def _wait_until_open(port: int, server: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(START_SECONDS_MAX):
+        while True:
+            if server.returncode is not None:
+                raise RuntimeError(f"nats-server ended with {server.returncode}")
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                await writer.wait_closed()
+                return
+            await asyncio.sleep(0.05)
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """Tells the smallest value that at least `share` of the values do not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+async def measure(
+    step: Callable[[int, int], Awaitable[None]],
+    *,
+    in_flight: int,
+    seconds: float,
+    warm_up_seconds: float = WARM_UP_SECONDS,
+) -> Measurement:
+    """
+    Keeps `in_flight` calls of `step(lane, number)` running and tells rate and latencies.
+
+    Only steps that end inside the window count. Times are wall time of the caller, in milliseconds.
+    """
+    opened = time.perf_counter() + warm_up_seconds
+    closed = opened + seconds
+    latencies_ms: list[float] = []
+
+    async def lane(index: int) -> None:
+        number = 0
+        while (started := time.perf_counter()) < closed:
+            await step(index, number)
+            ended = time.perf_counter()
+            if opened <= ended < closed:
+                latencies_ms.append((ended - started) * 1000)
+            number += 1
+
+    async with asyncio.TaskGroup() as lanes:
+        for index in range(in_flight):
+            lanes.create_task(lane(index))
+    if not latencies_ms:
+        raise RuntimeError(f"no step ended within {seconds} s at {in_flight} in flight")
+    latencies_ms.sort()
+    return {
+        "in_flight": in_flight,
+        "steps_s": round(len(latencies_ms) / seconds, 1),
+        "p50_ms": round(percentile(latencies_ms, 0.50), 3),
+        "p99_ms": round(percentile(latencies_ms, 0.99), 3),
+    }
+
+
+def table(rows: list[Measurement]) -> str:
+    """Lays measurements out for a person."""
+    head = f"{'in flight':>9} {'steps/s':>9} {'p50 ms':>8} {'p99 ms':>8}"
+    body = [
+        f"{row['in_flight']:>9} {row['steps_s']:>9.0f} {row['p50_ms']:>8.2f} {row['p99_ms']:>8.2f}"
+        for row in rows
+    ]
+    return "\n".join([head, *body])
