@@ -77,7 +77,12 @@ def imported(path: str) -> frozenset[str]:
 
 
 def dotted_references(path: str) -> list[tuple[int, str]]:
-    """Tells every name that a file uses, with imports resolved: `(line, "datetime.datetime.now")`."""
+    """
+    Tells every name that a file uses, with imports resolved: `(line, "datetime.datetime.now")`.
+
+    A bare name that was not imported counts only where it is called, so that a field may be named as
+    a builtin is: `(line, "print")`.
+    """
     known: dict[str, str] = {}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -90,9 +95,13 @@ def dotted_references(path: str) -> list[tuple[int, str]]:
                 known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     found = []
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Attribute | ast.Name) and (name := _dotted(node)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id not in known:
+                found.append((node.lineno, node.func.id))
+        elif isinstance(node, ast.Attribute | ast.Name) and (name := _dotted(node)):
             head, dot, rest = name.partition(".")
-            found.append((node.lineno, f"{known.get(head, head)}{dot}{rest}"))
+            if dot or head in known:
+                found.append((node.lineno, f"{known.get(head, head)}{dot}{rest}"))
     return found
 
 
