@@ -52,9 +52,13 @@ def run(stage: str, argv: list[str], *, env: dict[str, str]) -> None:
         sys.exit(f"setup: failed at: {stage}")
 
 
-def is_same_python(python: Path) -> bool:
-    """Tells whether the environment's Python runs and is the version that runs this."""
+def is_usable(home: Path) -> bool:
+    """Tells whether the environment was made for this place and by this very Python, and runs."""
+    python = home / "bin" / "python"
     try:
+        # An environment that was moved runs, but its programs name the old place.
+        if str(home) not in (home / "bin" / "activate").read_text():
+            return False
         answer = subprocess.run(
             [python, "-c", "import sys, pip; print(sys.version)"],
             check=False,
@@ -69,7 +73,7 @@ def is_same_python(python: Path) -> bool:
 def install(home: Path) -> None:
     """Fills the environment: first the locked packages, then the members, editable."""
     python = home / "bin" / "python"
-    if not is_same_python(python):
+    if not is_usable(home):
         print(f"setup: environment {home.name} with Python {sys.version.split()[0]}", flush=True)
         venv.create(home, clear=home.exists(), with_pip=True, symlinks=True)
     # The build backend is a program beside the environment's Python, found through PATH.
@@ -95,7 +99,7 @@ def main() -> None:
     home = ROOT / os.environ.get("VENV", ".venv")
     stamp = home / ".set-up"
     wanted = fingerprint()
-    if stamp.exists() and stamp.read_text() == wanted and is_same_python(home / "bin" / "python"):
+    if stamp.exists() and stamp.read_text() == wanted and is_usable(home):
         return
     # Two makes at once would install over each other: the second waits, and then finds the stamp.
     with Path(__file__).open() as guard:
