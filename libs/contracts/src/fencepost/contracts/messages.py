@@ -7,7 +7,6 @@ import hmac
 from typing import Any, Final, Literal
 
 import msgspec
-
 from fencepost.core.receipts import Marker, StampedReceipt
 from fencepost.core.steps import StepCommand
 
@@ -131,11 +130,6 @@ def stamp_holds(key: bytes, stamped: StampedReceipt) -> bool:
     """Tells whether the stamp is this key's, over exactly these bytes."""
     want = hmac.digest(key, b"%d\n" % stamped.at_ms + bytes(stamped.receipt), hashlib.sha256).hex()
     return hmac.compare_digest(want, stamped.mac)
-
-
-def digest_of(args: bytes) -> str:
-    """The digest of a step's arguments, over their exact bytes."""
-    return "sha256:" + hashlib.sha256(args).hexdigest()
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 import msgspec
-
 from fencepost.contracts import subjects
 from fencepost.core import limits
 

@@ -115,7 +115,7 @@ GATEWAY_SEEN: Final = f"{PREFIX}.gateway.seen"
 
 
 def orders(gateway: str) -> str:
-    """Dispatches and orders for one gateway session: a JSON array of `core.sandbox.orders.Order`."""
+    """Orders for one gateway session: a JSON array of `core.sandbox.orders.Order`."""
     return f"{PREFIX}.dispatch.{_token('gateway', gateway)}"
 
 

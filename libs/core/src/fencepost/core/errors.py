@@ -42,7 +42,7 @@ class PoisonedError(FencepostError):
 
 
 class OwnershipLostError(FencepostError):
-    """This process no longer owns the shard: drop its state and stop. Not an incident."""
+    """The process no longer owns the shard: drop its state and stop. Not an incident."""
 
 
 class LedgerBrokenError(FencepostError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
-
 from fencepost.core.receipts import Marker
 
 
@@ -46,7 +45,9 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag="assigned", tag_fi
     capabilities: Capabilities
 
 
-class CreateFailed(msgspec.Struct, frozen=True, kw_only=True, tag="create_failed", tag_field="kind"):
+class CreateFailed(
+    msgspec.Struct, frozen=True, kw_only=True, tag="create_failed", tag_field="kind"
+):
     """
     The create did not happen, or may have (`ambiguous`): then `find` settles it later.
 
@@ -89,7 +90,9 @@ class Marked(msgspec.Struct, frozen=True, kw_only=True, tag="marked", tag_field=
     journal_seq: int
 
 
-class AttachFailed(msgspec.Struct, frozen=True, kw_only=True, tag="attach_failed", tag_field="kind"):
+class AttachFailed(
+    msgspec.Struct, frozen=True, kw_only=True, tag="attach_failed", tag_field="kind"
+):
     """
     A channel, or the marking, failed.
 
@@ -118,7 +121,9 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost", tag_field="kin
     observed: Literal["present", "terminating", "gone", "unknown"]
 
 
-class StopAnswered(msgspec.Struct, frozen=True, kw_only=True, tag="stop_answered", tag_field="kind"):
+class StopAnswered(
+    msgspec.Struct, frozen=True, kw_only=True, tag="stop_answered", tag_field="kind"
+):
     """The provider's answer to a stop: a signal about a request, not about a sandbox."""
 
     sandbox: str

@@ -71,7 +71,7 @@ class Machine(Protocol[State, Hints]):
     def initial(self, shard: int, shards: int) -> State: ...
 
     def new_hints(self) -> Hints:
-        """Volatile knowledge (leases, who is alive): may be empty at any time, never decides safety."""
+        """Volatile knowledge (leases, who is alive): may be empty, never decides safety."""
         ...
 
     def decode(self, source: str, subject: str, data: bytes) -> Sequence[Any]:
@@ -112,7 +112,16 @@ class Machine(Protocol[State, Hints]):
     def messages_of(self, entry: Any) -> Iterable[Message]: ...
 
     def next_due_ms(self, state: State, hints: Hints) -> int | None:
-        """The earliest ledger time at which a tick would make an entry, or None."""
+        """
+        The earliest ledger time at which a tick may make an entry, or None.
+
+        A tick makes at most one thing of what is due: the runtime ticks again, evolving in
+        between, while this is not past `now`, and always before a batch's other inputs (S-07).
+        """
+        ...
+
+    def term_opened(self, term: int, owner: str, shards: int, hash_: str) -> Any:
+        """The entry that opens a term; `evolve` checks it against the state."""
         ...
 
     def tick(self) -> Any:

@@ -7,13 +7,28 @@ defaults filled in, arguments fixed byte for byte with their digest).
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import hashlib
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 Policy: TypeAlias = Literal["retry", "reject"]
 CommitAfter: TypeAlias = Literal["receipt", "heartbeat", "checkpoint"]
 Effect: TypeAlias = Literal["workspace", "external"]
+
+
+def canonical(args: Any) -> bytes:
+    """
+    Writes arguments as the exact bytes that are digested, sent and compared.
+
+    Keys sorted, so two spellings of one object are one command (duplicates are compared by it).
+    """
+    return msgspec.json.encode(args, order="deterministic")
+
+
+def digest_of(args: bytes) -> str:
+    """The digest of arguments, over their exact bytes."""
+    return "sha256:" + hashlib.sha256(args).hexdigest()
 
 
 class Compensation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +77,9 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effect: Effect = "workspace"
 
 
-class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SandboxSpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """
     What a sandbox is made of.
 

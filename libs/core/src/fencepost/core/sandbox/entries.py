@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
-
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.receipts import Direction, Receipt
 from fencepost.core.steps import SandboxSpec, StepSpec
@@ -95,7 +94,7 @@ class EpochOpened(_Entry, frozen=True, kw_only=True, tag="epoch_opened"):
 
 
 class Marking(_Entry, frozen=True, kw_only=True, tag="marking"):
-    """This gateway session is told to write the marker; nothing is fenced before `attached`."""
+    """A gateway session is told to write the marker; nothing is fenced before `attached`."""
 
     epoch: int
     session: str
@@ -162,7 +161,6 @@ class Fenced(_Entry, frozen=True, kw_only=True, tag="fenced"):
     reason: str = ""
     error: str = ""
     counted: bool = True
-    retry: bool = False
     spec: StepSpec | None = None
 
 
@@ -192,6 +190,14 @@ class Compensated(_Entry, frozen=True, kw_only=True, tag="compensated"):
     final: bool
     detail: str = ""
     epoch: int = 0
+
+
+class Cancelled(_Entry, frozen=True, kw_only=True, tag="cancelled"):
+    """A client's cancel, or a deadline: wins over retries, whatever comes after (S-191)."""
+
+    step: str
+    attempt: str
+    reason: str
 
 
 class Indeterminate(_Entry, frozen=True, kw_only=True, tag="indeterminate"):
@@ -283,6 +289,7 @@ SandboxEntry: TypeAlias = (
     | Revoked
     | Committed
     | Compensated
+    | Cancelled
     | Indeterminate
     | Resolved
     | ReceiptRefused

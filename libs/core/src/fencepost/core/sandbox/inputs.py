@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-
 from fencepost.core.receipts import Receipt
 from fencepost.core.steps import (
     CancelCommand,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
-
 from fencepost.core.facts import Ref
 from fencepost.core.receipts import Direction
 from fencepost.core.steps import SandboxSpec

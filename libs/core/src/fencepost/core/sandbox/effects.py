@@ -1,0 +1,263 @@
+"""
+What the state owes to the outside, and what each accepted entry makes public.
+
+Everything here is derived: it can be made again after a takeover and by timer, and whoever gets
+it twice can tell by attempt, create id or ledger position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fencepost.core.machine import Effect, Event
+from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox import orders
+from fencepost.core.sandbox.admission import undo_call
+from fencepost.core.sandbox.hints import Hints
+from fencepost.core.sandbox.state import Sandbox, SandboxShard, Step
+
+_LIFE = (
+    e.Requested,
+    e.AssignedEntry,
+    e.Marking,
+    e.Detached,
+    e.EpochClosed,
+    e.Condemned,
+    e.Releasing,
+)
+
+
+def effects_of(state: SandboxShard, hints: Hints, entry: e.SandboxEntry) -> Iterator[Effect]:
+    """What an entry owes at once. Also keeps the hints that follow from it in order."""
+    kind = type(entry)
+    if kind is e.Fenced:
+        sandbox = state.sandboxes[entry.sandbox]  # type: ignore[union-attr]
+        step = sandbox.steps.get(entry.step)  # type: ignore[union-attr]
+        if entry.spec is not None:  # type: ignore[union-attr]
+            hints.push_due(entry.spec.deadline_at_ms, sandbox.id, entry.step)  # type: ignore[union-attr]
+        if step is not None and step.no == entry.no:  # type: ignore[union-attr]
+            dispatch = dispatch_of(sandbox, entry.step, step)  # type: ignore[union-attr]
+            if dispatch is not None:
+                yield dispatch
+    elif kind is e.Parked:
+        if entry.spec is not None:  # type: ignore[union-attr]
+            hints.push_due(entry.spec.deadline_at_ms, entry.sandbox, entry.step)  # type: ignore[union-attr]
+    elif kind is e.Attached:
+        hints.unsettled[entry.sandbox] = None  # type: ignore[union-attr]
+    elif kind in (e.Created, e.RebuildIntended):
+        hints.check_at_ms = 0  # where no gateway was named yet, one is looked for at once
+    elif kind in _LIFE:
+        sandbox = state.sandboxes[entry.sandbox]  # type: ignore[union-attr]
+        if kind is e.Releasing:
+            hints.check_at_ms = 0
+        yield from _life_of(sandbox, hints, hints.latest_ms)
+
+
+def effects(state: SandboxShard, hints: Hints, now_ms: int) -> Iterator[Effect]:
+    hints.latest_ms = max(hints.latest_ms, now_ms)
+    for sandbox_id in list(state.busy):
+        sandbox = state.sandboxes[sandbox_id]
+        yield from _life_of(sandbox, hints, now_ms)
+        for name in sandbox.fenced:
+            dispatch = dispatch_of(sandbox, name, sandbox.steps[name])
+            if dispatch is not None:
+                yield dispatch
+
+
+def dispatch_of(sandbox: Sandbox, name: str, step: Step) -> Effect | None:
+    """The call of a step's current fence, or None where that fence is not the live one."""
+    if (
+        not sandbox.open
+        or step.session != sandbox.session
+        or step.epoch != sandbox.epoch
+        or step.phase not in ("apply", "revoke", "undo")
+    ):
+        return None
+    spec = step.spec
+    tool, args, digest = spec.tool, spec.args, spec.digest
+    if step.phase == "undo":
+        tool, args, digest = undo_call(spec)
+    return Effect(
+        key=f"{step.attempt}/{sandbox.id}/{step.no}",
+        since_ms=step.since_ms,
+        target=sandbox.gateway,
+        order=orders.Dispatch(
+            fence=orders.Fence(
+                sandbox=sandbox.id,
+                epoch=step.epoch,
+                session=step.session,
+                attempt=step.attempt,
+                no=step.no,
+                direction=step.phase,
+            ),
+            step=name,
+            tool=tool,
+            digest=digest,
+            args=args,
+            effect=spec.effect,
+            of=step.of,
+        ),
+    )
+
+
+def _life_of(sandbox: Sandbox, hints: Hints, now_ms: int) -> Iterator[Effect]:
+    if sandbox.gone:
+        return
+    for create_id, made in sandbox.creates.items():
+        if not made.gateway:
+            continue
+        order: Any
+        if sandbox.releasing:
+            order = orders.StopOrder(sandbox=sandbox.id, create_id=create_id, ref=None)
+        else:
+            order = orders.CreateOrder(
+                sandbox=sandbox.id,
+                create_id=create_id,
+                spec=sandbox.spec,
+                labels=_labels(sandbox, create_id),
+            )
+        yield Effect(
+            key=f"create/{create_id}/{made.gateway}/{int(sandbox.releasing)}",
+            since_ms=made.since_ms,
+            target=made.gateway,
+            order=order,
+        )
+    if sandbox.ref is None:
+        return
+    if sandbox.releasing or sandbox.condemned:
+        yield from _to_authority(
+            sandbox,
+            hints,
+            now_ms,
+            "stop",
+            orders.StopOrder(sandbox=sandbox.id, create_id="", ref=sandbox.ref),
+        )
+        return
+    marking = sandbox.marking
+    if marking is not None and hints.is_alive(marking.gateway, now_ms):
+        yield Effect(
+            key=f"mark/{sandbox.id}/{marking.session}",
+            since_ms=marking.since_ms,
+            target=marking.gateway,
+            order=orders.MarkOrder(
+                sandbox=sandbox.id,
+                session=marking.session,
+                epoch=marking.epoch,
+                nonce=marking.nonce,
+            ),
+        )
+    elif not sandbox.session:
+        order = orders.AttachOrder(sandbox=sandbox.id, ref=sandbox.ref, spec=sandbox.spec)
+        yield from _to_authority(sandbox, hints, now_ms, "attach", order)
+
+
+def _to_authority(
+    sandbox: Sandbox, hints: Hints, now_ms: int, what: str, order: Any
+) -> Iterator[Effect]:
+    assert sandbox.ref is not None
+    gateway = hints.choose_for_authority(sandbox.id, sandbox.ref.authority, sandbox.gateway, now_ms)
+    if gateway:
+        yield Effect(
+            key=f"{what}/{sandbox.id}/{sandbox.ref.instance}/{gateway}/{sandbox.waiting_since_ms}",
+            since_ms=sandbox.waiting_since_ms,
+            target=gateway,
+            order=order,
+        )
+
+
+def _labels(sandbox: Sandbox, create_id: str) -> dict[str, str]:
+    dag, acquisition = next(iter(sandbox.holders.items()), ("", ""))
+    return {
+        "sandbox": sandbox.id,
+        "create_id": create_id,
+        "dag": dag,
+        "acquisition": acquisition,
+    }
+
+
+def events_of(entry: e.SandboxEntry) -> list[Event]:
+    """The public events of one entry; the runtime adds its ledger position and time."""
+    kind = type(entry)
+    if kind is e.Committed:
+        return [_committed(entry)]  # type: ignore[arg-type]
+    if kind is e.Fenced:
+        return [_fenced(entry)]  # type: ignore[arg-type]
+    make = _STEP_EVENTS.get(kind)
+    if make is not None:
+        state, fields = make
+        step = getattr(entry, "step", None) or getattr(entry, "id", "")
+        if kind is e.Refused and entry.command != "step":  # type: ignore[union-attr]
+            return [
+                _sandbox_event(entry, "refused", ("command", "id", "reason", "field", "detail"))
+            ]
+        body = {"sandbox": entry.sandbox, "step": step, "state": state}  # type: ignore[union-attr]
+        body.update({name: getattr(entry, name) for name in fields})
+        return [Event(f"fp.v1.event.step.{entry.sandbox}.{step}.{state}", body)]  # type: ignore[union-attr]
+    told = _SANDBOX_EVENTS.get(kind)
+    if told is not None:
+        return [_sandbox_event(entry, told[0], told[1])]
+    return []
+
+
+def _committed(entry: e.Committed) -> Event:
+    receipt = entry.receipt
+    return Event(
+        f"fp.v1.event.step.{entry.sandbox}.{entry.step}.committed",
+        {
+            "sandbox": entry.sandbox,
+            "step": entry.step,
+            "state": "committed",
+            "attempt": entry.attempt,
+            "epoch": receipt.epoch,
+            "outcome": receipt.outcome,
+            "result": receipt.result,
+            "of": receipt.of,
+        },
+    )
+
+
+def _fenced(entry: e.Fenced) -> Event:
+    return Event(
+        f"fp.v1.event.step.{entry.sandbox}.{entry.step}.fenced",
+        {
+            "sandbox": entry.sandbox,
+            "step": entry.step,
+            "state": "fenced",
+            "attempt": entry.attempt,
+            "epoch": entry.epoch,
+            "direction": entry.direction,
+            "reason": entry.reason,
+            "error": entry.error,
+        },
+    )
+
+
+def _sandbox_event(entry: Any, kind: str, fields: tuple[str, ...]) -> Event:
+    body = {"sandbox": entry.sandbox, "kind": kind}
+    body.update({name: getattr(entry, name) for name in fields})
+    return Event(f"fp.v1.event.sandbox.{entry.sandbox}.{kind}", body)
+
+
+_STEP_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
+    e.Parked: ("pending", ("attempt", "reason")),
+    e.Compensated: ("compensated", ("attempt", "reason", "evidence", "final", "detail", "epoch")),
+    e.Indeterminate: ("indeterminate", ("attempt", "reason", "detail")),
+    e.Resolved: ("resolved", ("attempt", "state", "who", "note")),
+    e.ReceiptRefused: ("receipt_refused", ("attempt", "reason", "detail", "epoch", "gateway")),
+    e.Refused: ("refused", ("reason", "field", "detail", "digest")),
+}
+
+_SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
+    e.Created: ("created", ("create_id",)),
+    e.EpochOpened: ("epoch_opened", ("epoch", "disk", "evidence", "owed", "instance")),
+    e.Attached: ("attached", ("epoch", "session", "gateway")),
+    e.Detached: ("detached", ("session", "reason")),
+    e.EpochClosed: ("epoch_closed", ("epoch", "reason", "evidence")),
+    e.Condemned: ("condemned", ("reason",)),
+    e.RebuildIntended: ("rebuild_intended", ("create_id", "epoch")),
+    e.CreateFailedEntry: ("create_failed", ("create_id", "reason", "ambiguous")),
+    e.Releasing: ("releasing", ("reason",)),
+    e.StopAnsweredEntry: ("stop_answered", ("answer", "detail")),
+    e.GoneEntry: ("gone", ("instance", "evidence")),
+}

@@ -1,0 +1,405 @@
+"""
+How entries change the state: one function per kind. Never refuses, never looks outside.
+
+An entry that does not fit the state is a bug or a broken ledger and fails an assertion: the
+owner stops, and nobody goes on from a state that nobody can explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fencepost.core import ids, limits
+from fencepost.core.machine import Place
+from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox.state import (
+    Create,
+    Finished,
+    MarkingState,
+    Sandbox,
+    SandboxShard,
+    Step,
+)
+
+
+def evolve(state: SandboxShard, entry: e.SandboxEntry, place: Place, now_ms: int) -> None:
+    _BY_KIND[type(entry)](state, entry, place, now_ms)
+
+
+def _term_opened(state: SandboxShard, entry: e.TermOpened, _place: Place, _now_ms: int) -> None:
+    assert entry.term == state.term + 1, "a term does not follow its predecessor"
+    assert entry.shards == state.shards, "the number of shards changed under the ledger"
+    state.term = entry.term
+    state.owner = entry.owner
+
+
+def _refused(state: SandboxShard, entry: e.Refused, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes.get(entry.sandbox)
+    if sandbox is not None:
+        sandbox.refused += 1
+    if entry.reason == "poison":
+        state.poisoned += 1
+
+
+def _created(state: SandboxShard, entry: e.Created, _place: Place, now_ms: int) -> None:
+    assert entry.sandbox not in state.sandboxes, "a sandbox is created once"
+    sandbox = Sandbox(id=entry.sandbox, spec=entry.spec)
+    sandbox.creates[entry.create_id] = Create(create_id=entry.create_id, since_ms=now_ms)
+    sandbox.creates_made = 1
+    state.sandboxes[entry.sandbox] = sandbox
+    state.busy[entry.sandbox] = None
+
+
+def _rebuild_intended(
+    state: SandboxShard, entry: e.RebuildIntended, _place: Place, now_ms: int
+) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert not sandbox.releasing, "nothing is built for a sandbox that is being released"
+    sandbox.creates[entry.create_id] = Create(create_id=entry.create_id, since_ms=now_ms)
+    sandbox.creates_made += 1
+    sandbox.condemned = False
+    state.busy[sandbox.id] = None
+
+
+def _requested(state: SandboxShard, entry: e.Requested, _place: Place, now_ms: int) -> None:
+    made = state.sandboxes[entry.sandbox].creates[entry.create_id]
+    made.gateway = entry.gateway
+    made.since_ms = now_ms
+
+
+def _assigned(state: SandboxShard, entry: e.AssignedEntry, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    made = sandbox.creates.pop(entry.create_id)
+    sandbox.ref = entry.ref
+    sandbox.capabilities = entry.capabilities
+    sandbox.gateway = made.gateway
+    sandbox.waiting_since_ms = now_ms
+    _note_busy(state, sandbox)
+
+
+def _create_failed(
+    state: SandboxShard, entry: e.CreateFailedEntry, _place: Place, now_ms: int
+) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    made = sandbox.creates[entry.create_id]
+    if sandbox.releasing and not entry.ambiguous:
+        del sandbox.creates[entry.create_id]
+        return
+    made.ambiguous = made.ambiguous or entry.ambiguous
+    made.failures += 1
+    made.gateway = ""
+    made.since_ms = now_ms
+
+
+def _epoch_opened(state: SandboxShard, entry: e.EpochOpened, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert entry.epoch == sandbox.epoch + 1, "epochs rise by one and are never reused"
+    assert not sandbox.open, "an epoch is closed before the next one opens"
+    sandbox.epoch = entry.epoch
+    sandbox.open = True
+    sandbox.nonce = entry.nonce
+    sandbox.instance = entry.instance
+    sandbox.session = ""
+    if entry.disk != "warm":
+        sandbox.journal_seq = 0
+    if entry.disk == "cold":
+        sandbox.nonce_on_disk = ""
+    _note_busy(state, sandbox)
+
+
+def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert sandbox.open, "a marker is written for an open epoch"
+    assert entry.epoch == sandbox.epoch, "a marker is written for the current epoch"
+    sandbox.ref = entry.ref
+    sandbox.marking = MarkingState(
+        epoch=entry.epoch,
+        session=entry.session,
+        gateway=entry.gateway,
+        nonce=entry.nonce,
+        ref=entry.ref,
+        since_ms=now_ms,
+    )
+    _note_busy(state, sandbox)
+
+
+def _attached(state: SandboxShard, entry: e.Attached, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert sandbox.open, "only an open epoch is attached to"
+    assert entry.epoch == sandbox.epoch, "only the current epoch is attached to"
+    sandbox.session = entry.session
+    sandbox.gateway = entry.gateway
+    sandbox.marking = None
+    sandbox.nonce_on_disk = sandbox.nonce
+    # What the disk had at this moment is what it must have from now on: less is a restored
+    # snapshot, even when nothing of it was committed (S-205).
+    sandbox.journal_seq = entry.journal_seq
+    _note_busy(state, sandbox)
+
+
+def _detached(state: SandboxShard, entry: e.Detached, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    if sandbox.session == entry.session:
+        sandbox.session = ""
+    if sandbox.marking is not None and sandbox.marking.session == entry.session:
+        sandbox.marking = None
+    sandbox.waiting_since_ms = now_ms
+    _note_busy(state, sandbox)
+
+
+def _epoch_closed(state: SandboxShard, entry: e.EpochClosed, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert entry.epoch == sandbox.epoch, "only the current epoch is closed"
+    sandbox.open = False
+    sandbox.session = ""
+    sandbox.marking = None
+    sandbox.waiting_since_ms = now_ms
+    _note_busy(state, sandbox)
+
+
+def _condemned(state: SandboxShard, entry: e.Condemned, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert not sandbox.open, "the epoch of a condemned instance is closed"
+    sandbox.condemned = True
+    _note_busy(state, sandbox)
+
+
+def _parked(state: SandboxShard, entry: e.Parked, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    if entry.spec is not None:
+        step = Step(spec=entry.spec, ordinal=1, attempt=entry.attempt, since_ms=now_ms)
+        sandbox.steps[entry.step] = step
+        sandbox.parked[entry.step] = None
+        state.open_steps += 1
+        return
+    step = sandbox.steps[entry.step]
+    assert entry.ordinal == step.ordinal + 1, "attempts rise by one"
+    step.phase = "parked"
+    step.ordinal = entry.ordinal
+    step.attempt = entry.attempt
+    step.refusals = 0
+    sandbox.fenced.pop(entry.step, None)
+    sandbox.requeued[entry.step] = None
+    _note_busy(state, sandbox)
+
+
+def _fenced(state: SandboxShard, entry: e.Fenced, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert entry.no >= sandbox.next_no, "fence numbers rise"
+    name = entry.step
+    if entry.spec is not None:
+        step = Step(spec=entry.spec)
+        sandbox.steps[name] = step
+        state.open_steps += 1
+    else:
+        step = sandbox.steps[name]
+        if step.phase == "parked":
+            sandbox.parked.pop(name, None)
+            sandbox.requeued.pop(name, None)
+    if entry.direction == "apply":
+        step.phase = "apply"
+        step.refusals = 0
+        if entry.counted:
+            step.tries += 1
+    else:
+        step.phase = entry.direction  # type: ignore[assignment]
+        step.ended = True
+        if entry.direction == "undo":
+            step.undo_tries += 1
+    step.ordinal = entry.ordinal
+    step.attempt = entry.attempt
+    step.epoch = entry.epoch
+    step.session = entry.session
+    step.no = entry.no
+    step.of = entry.of
+    if entry.reason:
+        step.reason = entry.reason
+    step.since_ms = now_ms
+    sandbox.next_no = entry.no + 1
+    sandbox.fenced[name] = None
+    state.busy[sandbox.id] = None
+
+
+def _cancelled(state: SandboxShard, entry: e.Cancelled, _place: Place, _now_ms: int) -> None:
+    step = state.sandboxes[entry.sandbox].steps[entry.step]
+    step.ended = True
+    step.reason = entry.reason
+
+
+def _revoked(_state: SandboxShard, _entry: e.Revoked, _place: Place, _now_ms: int) -> None:
+    """Evidence only: the `compensated` beside it is what changes the step."""
+
+
+def _committed(state: SandboxShard, entry: e.Committed, place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    step = _close(state, entry, "committed", place)
+    sandbox.committed += 1
+    if step.spec.effect == "workspace":
+        sandbox.owed += 1
+    sandbox.journal_seq = max(sandbox.journal_seq, entry.receipt.journal_seq)
+
+
+def _compensated(state: SandboxShard, entry: e.Compensated, place: Place, _now_ms: int) -> None:
+    if not entry.final:
+        return  # the attempt ended; the next one is in the entry that follows
+    sandbox = state.sandboxes[entry.sandbox]
+    _close(state, entry, "compensated", place)
+    sandbox.compensated += 1
+
+
+def _indeterminate(state: SandboxShard, entry: e.Indeterminate, _place: Place, _now: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    step = sandbox.steps[entry.step]
+    step.phase = "indeterminate"
+    step.reason = entry.reason
+    sandbox.fenced.pop(entry.step, None)
+    _note_busy(state, sandbox)
+
+
+def _resolved(state: SandboxShard, entry: e.Resolved, place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    _close(state, entry, entry.state, place)
+    if entry.state == "committed":
+        sandbox.committed += 1
+    else:
+        sandbox.compensated += 1
+
+
+def _receipt_refused(
+    state: SandboxShard, entry: e.ReceiptRefused, _place: Place, _now_ms: int
+) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    step = sandbox.steps.get(entry.step)
+    if step is not None:
+        step.refusals += 1
+        return
+    finished = sandbox.finished.get(entry.step)
+    if finished is not None:
+        finished.refusals += 1
+
+
+def _holder_added(state: SandboxShard, entry: e.HolderAdded, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert not sandbox.releasing, "no holder is added to what is being released"
+    sandbox.holders[entry.dag] = entry.acquisition
+    sandbox.held_ever += 1
+
+
+def _holder_removed(
+    state: SandboxShard, entry: e.HolderRemoved, _place: Place, _now_ms: int
+) -> None:
+    state.sandboxes[entry.sandbox].holders.pop(entry.dag, None)
+
+
+def _claimed(state: SandboxShard, entry: e.Claimed, _place: Place, _now_ms: int) -> None:
+    state.sandboxes[entry.sandbox].claims[entry.claim] = entry.reason
+
+
+def _unclaimed(state: SandboxShard, entry: e.Unclaimed, _place: Place, _now_ms: int) -> None:
+    state.sandboxes[entry.sandbox].claims.pop(entry.claim, None)
+
+
+def _releasing(state: SandboxShard, entry: e.Releasing, _place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    assert not sandbox.holders, "a held sandbox is never released"
+    assert not sandbox.claims, "a claimed sandbox is never released"
+    sandbox.releasing = True
+    sandbox.waiting_since_ms = now_ms
+    _note_busy(state, sandbox)
+
+
+def _stop_answered(
+    _state: SandboxShard, _entry: e.StopAnsweredEntry, _place: Place, _now_ms: int
+) -> None:
+    """A signal about a request: evidence for people, never about the sandbox itself."""
+
+
+def _gone(state: SandboxShard, entry: e.GoneEntry, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    if sandbox.ref is not None and sandbox.ref.instance == entry.instance:
+        sandbox.ref = None
+        sandbox.instance = ""
+        sandbox.nonce_on_disk = ""
+    if sandbox.releasing and sandbox.ref is None and not sandbox.creates:
+        sandbox.gone = True
+    _note_busy(state, sandbox)
+
+
+def _close(
+    state: SandboxShard,
+    entry: e.Committed | e.Compensated | e.Resolved,
+    final: Literal["committed", "compensated"],
+    place: Place,
+) -> Step:
+    sandbox, name, attempt = state.sandboxes[entry.sandbox], entry.step, entry.attempt
+    step = sandbox.steps.pop(name)
+    assert step.attempt == attempt, "only the latest attempt ends a step"
+    sandbox.fenced.pop(name, None)
+    sandbox.parked.pop(name, None)
+    sandbox.requeued.pop(name, None)
+    state.open_steps -= 1
+    sandbox.finished[name] = Finished(
+        final,
+        attempt,
+        step.spec.digest,
+        place.after,
+        place.index,
+    )
+    if len(sandbox.finished) > limits.FINISHED_WINDOW:
+        oldest = next(iter(sandbox.finished))
+        del sandbox.finished[oldest]
+        minted_ms = ids.ulid_ms(oldest)
+        if minted_ms is not None and minted_ms > sandbox.finished_floor_ms:
+            sandbox.finished_floor_ms = minted_ms
+    if not sandbox.fenced:
+        _note_busy(state, sandbox)
+    return step
+
+
+def _note_busy(state: SandboxShard, sandbox: Sandbox) -> None:
+    """Keeps the list of sandboxes to which, or for which, something is owed."""
+    idle = sandbox.gone or (
+        sandbox.session != ""
+        and not sandbox.fenced
+        and not sandbox.releasing
+        and not sandbox.creates
+        and sandbox.marking is None
+    )
+    if idle:
+        state.busy.pop(sandbox.id, None)
+    else:
+        state.busy[sandbox.id] = None
+
+
+_BY_KIND: dict[type, Callable[[SandboxShard, Any, Place, int], None]] = {
+    e.TermOpened: _term_opened,
+    e.Refused: _refused,
+    e.Created: _created,
+    e.RebuildIntended: _rebuild_intended,
+    e.Requested: _requested,
+    e.AssignedEntry: _assigned,
+    e.CreateFailedEntry: _create_failed,
+    e.EpochOpened: _epoch_opened,
+    e.Marking: _marking,
+    e.Attached: _attached,
+    e.Detached: _detached,
+    e.EpochClosed: _epoch_closed,
+    e.Condemned: _condemned,
+    e.Parked: _parked,
+    e.Fenced: _fenced,
+    e.Revoked: _revoked,
+    e.Committed: _committed,
+    e.Compensated: _compensated,
+    e.Cancelled: _cancelled,
+    e.Indeterminate: _indeterminate,
+    e.Resolved: _resolved,
+    e.ReceiptRefused: _receipt_refused,
+    e.HolderAdded: _holder_added,
+    e.HolderRemoved: _holder_removed,
+    e.Claimed: _claimed,
+    e.Unclaimed: _unclaimed,
+    e.Releasing: _releasing,
+    e.StopAnsweredEntry: _stop_answered,
+    e.GoneEntry: _gone,
+}

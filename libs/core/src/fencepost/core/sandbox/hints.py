@@ -1,0 +1,119 @@
+"""
+Volatile knowledge beside a shard's state: leases, living gateways, deadlines in order.
+
+It may be empty at any time (a new owner starts with nothing) and safety never rests on it: a
+lease seen late only delays the notice of a loss, a gateway thought dead only costs a message.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import msgspec
+from fencepost.core import ids, limits
+from fencepost.core.sandbox.inputs import GatewaySeen, Heartbeat
+from fencepost.core.sandbox.state import Sandbox, SandboxShard
+
+
+class GatewayHint(msgspec.Struct):
+    gateway: str
+    authorities: list[str]
+    providers: list[str]
+    seen_ms: int
+    sandboxes: int
+
+
+class Lease(msgspec.Struct):
+    session: str
+    seen_ms: int
+    journal_seq: int
+
+
+class Hints(msgspec.Struct, kw_only=True):
+    """
+    `due` is a heap of (ledger ms, sandbox, step); stale items are dropped when they come up.
+    `unsettled` names sandboxes whose new session has yet to settle what a former one left.
+    """
+
+    lease_ms: int = limits.LEASE_MS
+    gateway_silent_ms: int = limits.GATEWAY_SILENT_MS
+    gateways: dict[str, GatewayHint] = {}
+    leases: dict[str, Lease] = {}
+    due: list[tuple[int, str, str]] = []
+    unsettled: dict[str, None] = {}
+    check_at_ms: int = 0
+    to_check: list[str] = []
+    latest_ms: int = 0
+    synced: bool = False
+
+    def sync(self, state: SandboxShard) -> None:
+        """Fills the order of deadlines from the state, once, at takeover."""
+        if self.synced:
+            return
+        self.synced = True
+        for sandbox in state.sandboxes.values():
+            if sandbox.steps:
+                self.unsettled[sandbox.id] = None
+            for name, step in sandbox.steps.items():
+                self.push_due(step.spec.deadline_at_ms, sandbox.id, name)
+
+    def push_due(self, at_ms: int, sandbox: str, step: str) -> None:
+        heapq.heappush(self.due, (at_ms, sandbox, step))
+
+    def pop_due(self) -> tuple[int, str, str]:
+        return heapq.heappop(self.due)
+
+    def gateway_seen(self, seen: GatewaySeen, now_ms: int) -> None:
+        if seen.closing:
+            self.gateways.pop(seen.gateway, None)
+            self.check_at_ms = 0
+            return
+        if seen.gateway not in self.gateways:
+            self.check_at_ms = 0
+        self.gateways[seen.gateway] = GatewayHint(
+            seen.gateway, seen.authorities, seen.providers, now_ms, seen.sandboxes
+        )
+
+    def heartbeat(self, beat: Heartbeat, now_ms: int) -> None:
+        self.leases[beat.sandbox] = Lease(beat.session, now_ms, beat.journal_seq)
+
+    def lease_expired(self, sandbox: Sandbox, now_ms: int) -> bool:
+        """
+        Tells whether the attached session has been silent for longer than a lease.
+
+        A session not heard of yet is granted a full term from now (a new owner must not call
+        dead what it only has not met).
+        """
+        lease = self.leases.get(sandbox.id)
+        if lease is None or lease.session != sandbox.session:
+            self.leases[sandbox.id] = Lease(sandbox.session, now_ms, 0)
+            return False
+        return now_ms - lease.seen_ms > self.lease_ms
+
+    def is_alive(self, gateway: str, now_ms: int, *, within_ms: int | None = None) -> bool:
+        hint = self.gateways.get(gateway)
+        limit = self.gateway_silent_ms if within_ms is None else within_ms
+        return hint is not None and now_ms - hint.seen_ms <= limit
+
+    def choose_for_create(self, sandbox: str, provider: str, now_ms: int) -> str:
+        """Names a living gateway session that can create with `provider`, or ""."""
+        return self._choose(sandbox, [h for h in self._alive(now_ms) if provider in h.providers])
+
+    def choose_for_authority(self, sandbox: str, authority: str, prefer: str, now_ms: int) -> str:
+        """Names a living gateway session that reaches `authority`, or ""."""
+        found = [h for h in self._alive(now_ms) if authority in h.authorities]
+        if any(h.gateway == prefer for h in found):
+            return prefer
+        return self._choose(sandbox, found)
+
+    def _alive(self, now_ms: int) -> list[GatewayHint]:
+        return [h for h in self.gateways.values() if now_ms - h.seen_ms <= self.gateway_silent_ms]
+
+    @staticmethod
+    def _choose(sandbox: str, found: list[GatewayHint]) -> str:
+        # By hash of both names: even spread, and the same answer when asked again.
+        if not found:
+            return ""
+        return min(
+            found, key=lambda h: (ids.shard_of(sandbox + h.gateway, 1 << 16), h.gateway)
+        ).gateway

@@ -1,0 +1,334 @@
+"""
+The life of a sandbox: creates, generations, sessions, holders, and the way to gone.
+
+Rule 1: a generation is what a disk shows. The same nonce, the same instance and a journal at least
+        as long as what was committed is the same generation; anything else moves the epoch, up.
+Rule 2: nothing is fenced between `epoch_opened` and `attached`.
+Rule 3: only an observation of the very instance is evidence that a disk is gone.
+Rule 4: the last holder's removal and `releasing` are one batch; nothing is built after it.
+"""
+
+from __future__ import annotations
+
+from fencepost.core import facts, limits
+from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox import outcomes
+from fencepost.core.sandbox.admission import refuse, unknown_sandbox
+from fencepost.core.sandbox.hints import Hints
+from fencepost.core.sandbox.inputs import CommandReceived
+from fencepost.core.sandbox.state import Sandbox, SandboxShard
+from fencepost.core.steps import ReleaseCommand, SandboxCommand
+
+
+def create(
+    state: SandboxShard, hints: Hints, value: CommandReceived, command: SandboxCommand, now_ms: int
+) -> list[e.SandboxEntry]:
+    known = state.sandboxes.get(value.sandbox)
+    dag = command.dag or value.sandbox
+    if known is not None:
+        if dag in known.holders and known.spec == command.spec:
+            return []  # the same create, sent again
+        return refuse(
+            value, "create", "sandbox_exists", field="sandbox", detail="this id was used before"
+        )
+    if unknown_sandbox(state, value, "create")[0].reason == "misrouted":  # type: ignore[union-attr]
+        return unknown_sandbox(state, value, "create")
+    if len(state.sandboxes) >= limits.SANDBOXES_PER_SHARD_MAX:
+        return refuse(value, "create", "overloaded", detail="too many sandboxes in this shard")
+    spec = command.spec
+    if not 16 <= spec.memory_mb <= 1 << 20:
+        return refuse(
+            value, "create", "out_of_range", field="spec.memory_mb", detail="expected 16 to 1048576"
+        )
+    if not 1 <= spec.processes <= 1 << 16:
+        return refuse(
+            value, "create", "out_of_range", field="spec.processes", detail="expected 1 to 65536"
+        )
+    create_id = value.sandbox
+    entries: list[e.SandboxEntry] = [
+        e.Created(sandbox=value.sandbox, spec=spec, create_id=create_id),
+        e.HolderAdded(
+            sandbox=value.sandbox, dag=dag, acquisition=command.acquisition or value.sandbox
+        ),
+    ]
+    gateway = hints.choose_for_create(value.sandbox, spec.provider, now_ms)
+    if gateway:
+        entries.append(e.Requested(sandbox=value.sandbox, create_id=create_id, gateway=gateway))
+    return entries
+
+
+def release(
+    state: SandboxShard, value: CommandReceived, command: ReleaseCommand
+) -> list[e.SandboxEntry]:
+    sandbox = state.sandboxes.get(value.sandbox)
+    if sandbox is None:
+        return unknown_sandbox(state, value, "release")
+    dag = command.dag or value.sandbox
+    if dag not in sandbox.holders:
+        if sandbox.releasing or sandbox.gone:
+            return []
+        return refuse(value, "release", "not_a_holder", field="dag", detail=f"{dag!r} holds it not")
+    entries: list[e.SandboxEntry] = [e.HolderRemoved(sandbox=sandbox.id, dag=dag)]
+    if len(sandbox.holders) == 1 and not sandbox.claims:
+        entries.append(e.Releasing(sandbox=sandbox.id, reason="no_holder"))
+    return entries
+
+
+def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> list[e.SandboxEntry]:
+    """Decides one fact. A fact about nothing that is open is passed over: it came late."""
+    sandbox = state.sandboxes.get(value.sandbox)
+    if sandbox is None or sandbox.gone:
+        return []
+    match value:
+        case facts.Assigned():
+            return _assigned(sandbox, value)
+        case facts.CreateFailed():
+            return _create_failed(sandbox, value)
+        case facts.Found():
+            return _found(sandbox, hints, value, now_ms)
+        case facts.Marked():
+            return _marked(sandbox, value)
+        case facts.AttachFailed():
+            return _attach_failed(sandbox, hints, value, now_ms)
+        case facts.Lost():
+            return _lost(sandbox, hints, value, now_ms)
+        case facts.StopAnswered():
+            return _stop_answered(sandbox, value)
+        case facts.Gone():
+            return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
+
+
+def _assigned(sandbox: Sandbox, value: facts.Assigned) -> list[e.SandboxEntry]:
+    if value.create_id not in sandbox.creates:
+        return []
+    return [
+        e.AssignedEntry(
+            sandbox=sandbox.id,
+            create_id=value.create_id,
+            ref=value.ref,
+            capabilities=value.capabilities,
+        )
+    ]
+
+
+def _create_failed(sandbox: Sandbox, value: facts.CreateFailed) -> list[e.SandboxEntry]:
+    created = sandbox.creates.get(value.create_id)
+    if created is None or created.gateway != value.gateway:
+        return []
+    entries: list[e.SandboxEntry] = [
+        e.CreateFailedEntry(
+            sandbox=sandbox.id,
+            create_id=value.create_id,
+            reason=value.reason[:300],
+            ambiguous=value.ambiguous,
+        )
+    ]
+    if sandbox.releasing and not value.ambiguous:
+        others = [name for name in sandbox.creates if name != value.create_id]
+        if sandbox.ref is None and not others:
+            entries.append(e.GoneEntry(sandbox=sandbox.id, instance="", evidence="never_created"))
+    return entries
+
+
+def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> list[e.SandboxEntry]:
+    if sandbox.releasing or sandbox.condemned or sandbox.ref is None:
+        return []
+    ref, marking = sandbox.ref, sandbox.marking
+    named = (value.ref.authority, value.ref.provider, value.ref.native_id)
+    if named != (ref.authority, ref.provider, ref.native_id):
+        return []
+    if value.session in (sandbox.session, marking.session if marking else None):
+        return []  # the same finding, reported again
+    if (
+        marking is not None
+        and marking.gateway != value.gateway
+        and hints.is_alive(marking.gateway, now_ms)
+        and now_ms - marking.since_ms < hints.lease_ms
+    ):
+        return []  # another living gateway is writing the marker: one at a time
+    entries: list[e.SandboxEntry] = []
+    epoch, nonce = sandbox.epoch, sandbox.nonce
+    moved = _moved(sandbox, value)
+    if moved is not None:
+        disk, evidence = moved
+        if sandbox.open:
+            entries.append(
+                e.EpochClosed(
+                    sandbox=sandbox.id, epoch=epoch, reason="disk_changed", evidence=evidence
+                )
+            )
+        epoch, nonce = epoch + 1, value.nonce_fresh
+        entries.append(
+            e.EpochOpened(
+                sandbox=sandbox.id,
+                epoch=epoch,
+                nonce=nonce,
+                instance=value.ref.instance,
+                disk=disk,
+                evidence=evidence,
+                owed=sandbox.owed if disk != "warm" else 0,
+            )
+        )
+        if disk == "cold":
+            entries += outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")
+        elif disk == "restored":
+            entries += outcomes.external_at_risk(sandbox)
+    elif sandbox.session:
+        entries.append(
+            e.Detached(
+                sandbox=sandbox.id, session=sandbox.session, reason="replaced_by_new_session"
+            )
+        )
+    entries.append(
+        e.Marking(
+            sandbox=sandbox.id,
+            epoch=epoch,
+            session=value.session,
+            gateway=value.gateway,
+            nonce=nonce,
+            ref=value.ref,
+        )
+    )
+    return entries
+
+
+def _moved(sandbox: Sandbox, value: facts.Found) -> tuple[e.Disk, str] | None:
+    """The kind of disk and the evidence, where what was found is another generation."""
+    marker = value.marker
+    instance_same = value.ref.instance == sandbox.instance
+    if sandbox.epoch == 0:
+        # Never opened. A marker that is there already is not ours (a recycled disk): cold, too.
+        return "cold", "first_generation" if marker is None else "foreign_marker"
+    if marker is None:
+        if sandbox.open and instance_same and sandbox.nonce_on_disk != sandbox.nonce:
+            return None  # this epoch was opened for this disk and its marker never written
+        return "cold", "no_marker"
+    if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):
+        return "cold", "other_nonce"
+    if value.journal_seq < sandbox.journal_seq:
+        # An older snapshot of this very disk, restored (S-205).
+        return "restored", f"journal {value.journal_seq} behind ledger {sandbox.journal_seq}"
+    if not instance_same:
+        return "warm", "other_instance"
+    if not sandbox.open:
+        return "warm", "epoch_was_closed"
+    return None
+
+
+def _marked(sandbox: Sandbox, value: facts.Marked) -> list[e.SandboxEntry]:
+    marking = sandbox.marking
+    if (
+        marking is None
+        or sandbox.releasing
+        or value.session != marking.session
+        or value.gateway != marking.gateway
+        or value.epoch != marking.epoch
+        or value.nonce != marking.nonce
+        or value.instance != marking.ref.instance
+        or not sandbox.open
+        or marking.epoch != sandbox.epoch
+    ):
+        return []
+    return [
+        e.Attached(
+            sandbox=sandbox.id,
+            epoch=marking.epoch,
+            session=marking.session,
+            gateway=marking.gateway,
+            journal_seq=value.journal_seq,
+        )
+    ]
+
+
+def _attach_failed(
+    sandbox: Sandbox, hints: Hints, value: facts.AttachFailed, now_ms: int
+) -> list[e.SandboxEntry]:
+    if value.observed == "gone":
+        return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
+    if value.condemned and value.ref == sandbox.ref and not sandbox.condemned:
+        entries: list[e.SandboxEntry] = []
+        if sandbox.open:
+            entries.append(
+                e.EpochClosed(sandbox=sandbox.id, epoch=sandbox.epoch, reason="condemned")
+            )
+        return [*entries, e.Condemned(sandbox=sandbox.id, reason=value.reason[:300])]
+    if sandbox.marking is not None and value.session == sandbox.marking.session:
+        return [e.Detached(sandbox=sandbox.id, session=value.session, reason=value.reason[:300])]
+    return []
+
+
+def _lost(sandbox: Sandbox, hints: Hints, value: facts.Lost, now_ms: int) -> list[e.SandboxEntry]:
+    if value.observed == "gone":
+        return _gone(sandbox, hints, value.ref, f"lost: {value.reason}"[:300], now_ms)
+    marking = sandbox.marking
+    if value.session == sandbox.session or (marking and value.session == marking.session):
+        return [e.Detached(sandbox=sandbox.id, session=value.session, reason=value.reason[:300])]
+    return []
+
+
+def _stop_answered(sandbox: Sandbox, value: facts.StopAnswered) -> list[e.SandboxEntry]:
+    if sandbox.ref != value.ref:
+        return []
+    return [
+        e.StopAnsweredEntry(
+            sandbox=sandbox.id,
+            instance=value.ref.instance,
+            answer=value.answer,
+            detail=value.detail[:300],
+        )
+    ]
+
+
+def _gone(
+    sandbox: Sandbox, hints: Hints, ref: facts.Ref, evidence: str, now_ms: int
+) -> list[e.SandboxEntry]:
+    if ref != sandbox.ref:
+        return []  # about another instance: says nothing of this one
+    entries: list[e.SandboxEntry] = []
+    if sandbox.open:
+        entries.append(
+            e.EpochClosed(
+                sandbox=sandbox.id, epoch=sandbox.epoch, reason="disk_gone", evidence=evidence
+            )
+        )
+    entries.append(e.GoneEntry(sandbox=sandbox.id, instance=ref.instance, evidence=evidence))
+    if sandbox.releasing:
+        return entries + outcomes.lost_with_disk(sandbox, final=True, reason="sandbox_released")
+    entries += outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")
+    if sandbox.spec.rebuild and not sandbox.creates:
+        create_id = f"{sandbox.id}.{sandbox.creates_made + 1}"
+        entries.append(
+            e.RebuildIntended(sandbox=sandbox.id, create_id=create_id, epoch=sandbox.epoch + 1)
+        )
+        gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms)
+        if gateway:
+            entries.append(e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway))
+    return entries
+
+
+def overdue(hints: Hints, sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]:
+    """What time alone makes of one sandbox: a dead lease, a create that nobody carries out."""
+    if sandbox.open and sandbox.session and hints.lease_expired(sandbox, now_ms):
+        return [
+            e.EpochClosed(sandbox=sandbox.id, epoch=sandbox.epoch, reason="lease_expired"),
+        ]
+    for create_id, made in sandbox.creates.items():
+        waited = now_ms - made.since_ms
+        if made.gateway and (
+            # Longer than a lease: a session that was paused that long has fenced itself (S-224).
+            hints.is_alive(made.gateway, now_ms, within_ms=hints.lease_ms)
+            or waited < hints.lease_ms
+        ):
+            continue
+        if made.failures and waited < min(30_000, 500 << min(made.failures, 6)):
+            continue
+        gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms)
+        if gateway:
+            return [e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway)]
+    if sandbox.releasing and sandbox.parked:
+        name = next(iter(sandbox.parked))
+        return outcomes.stop_step(sandbox, name, sandbox.steps[name], "sandbox_released")
+    if sandbox.releasing and sandbox.requeued:
+        name = next(iter(sandbox.requeued))
+        return outcomes.stop_step(sandbox, name, sandbox.steps[name], "sandbox_released")
+    return []

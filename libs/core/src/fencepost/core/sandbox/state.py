@@ -1,0 +1,125 @@
+"""
+The state of one sandbox shard: a fold of its entries, nothing else.
+
+What is final has left it (counters and a window of digests stay); every collection that grows with
+use has a bound in `limits`. Sub-states of an open attempt are named by `Step.phase`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+from fencepost.core.facts import Capabilities, Ref
+from fencepost.core.steps import SandboxSpec, StepSpec
+
+Phase: TypeAlias = Literal[
+    "parked",  # pending: waits for a session, for room, or for its turn
+    "apply",  # fenced: may be applied
+    "revoke",  # fenced: being revoked in the journal
+    "undo",  # fenced: being taken back
+    "indeterminate",  # open, visible, waits for an operator
+]
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """An open step. Its attempt's fence is (`epoch`, `session`, `no`)."""
+
+    spec: StepSpec
+    phase: Phase = "parked"
+    ordinal: int = 0
+    tries: int = 0
+    attempt: str = ""
+    epoch: int = 0
+    session: str = ""
+    no: int = 0
+    of: str = ""
+    reason: str = ""
+    ended: bool = False
+    undo_tries: int = 0
+    refusals: int = 0
+    since_ms: int = 0
+
+
+class Create(msgspec.Struct, kw_only=True):
+    """One create id, until it is settled. `gateway` is "" until one was named."""
+
+    create_id: str
+    gateway: str = ""
+    ambiguous: bool = False
+    failures: int = 0
+    since_ms: int = 0
+
+
+class MarkingState(msgspec.Struct, kw_only=True):
+    epoch: int
+    session: str
+    gateway: str
+    nonce: str
+    ref: Ref
+    since_ms: int
+
+
+class Finished(msgspec.Struct, array_like=True):
+    """A final step: enough to answer a duplicate, and where its entry is."""
+
+    state: Literal["committed", "compensated"]
+    attempt: str
+    digest: str
+    after: int
+    index: int
+    refusals: int = 0
+
+
+class Sandbox(msgspec.Struct, kw_only=True):
+    id: str
+    spec: SandboxSpec
+    creates: dict[str, Create] = {}
+    creates_made: int = 0
+    ref: Ref | None = None
+    capabilities: Capabilities | None = None
+    epoch: int = 0
+    open: bool = False
+    nonce: str = ""
+    nonce_on_disk: str = ""
+    instance: str = ""
+    journal_seq: int = 0
+    session: str = ""
+    gateway: str = ""
+    marking: MarkingState | None = None
+    condemned: bool = False
+    releasing: bool = False
+    gone: bool = False
+    waiting_since_ms: int = 0
+    next_no: int = 1
+    steps: dict[str, Step] = {}
+    parked: dict[str, None] = {}
+    requeued: dict[str, None] = {}
+    fenced: dict[str, None] = {}
+    finished: dict[str, Finished] = {}
+    finished_floor_ms: int = 0
+    holders: dict[str, str] = {}
+    claims: dict[str, str] = {}
+    held_ever: int = 0
+    committed: int = 0
+    compensated: int = 0
+    refused: int = 0
+    owed: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether a fence may be handed out: the epoch is open and a session attached."""
+        return self.open and self.session != "" and not self.releasing and not self.condemned
+
+
+class SandboxShard(msgspec.Struct, kw_only=True):
+    """`busy` names the sandboxes that owe something to the outside, or wait for it."""
+
+    shard: int
+    shards: int
+    term: int = 0
+    owner: str = ""
+    sandboxes: dict[str, Sandbox] = {}
+    busy: dict[str, None] = {}
+    open_steps: int = 0
+    poisoned: int = 0

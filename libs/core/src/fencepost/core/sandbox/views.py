@@ -1,0 +1,102 @@
+"""What a shard says when it is asked: plain objects, made of the state alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fencepost.core.machine import Place
+from fencepost.core.sandbox.state import Sandbox, SandboxShard
+
+
+def view_step(state: SandboxShard, sandbox_id: str, name: str) -> dict[str, Any] | None:
+    """
+    The state of one step, or None where this shard knows none of that name.
+
+    A final step's view carries `place`: where the entry that ended it stands, for whoever needs
+    the stored receipt. None is a negative answer: to be given only after an accepted batch.
+    """
+    sandbox = state.sandboxes.get(sandbox_id)
+    if sandbox is None:
+        return None
+    step = sandbox.steps.get(name)
+    if step is not None:
+        public = {"parked": "pending", "indeterminate": "indeterminate"}.get(step.phase, "fenced")
+        return {
+            "sandbox": sandbox_id,
+            "step": name,
+            "state": public,
+            "phase": step.phase,
+            "attempt": step.attempt,
+            "epoch": step.epoch,
+            "tries": step.tries,
+            "tool": step.spec.tool,
+            "digest": step.spec.digest,
+            "reason": step.reason,
+            "deadline_at_ms": step.spec.deadline_at_ms,
+        }
+    finished = sandbox.finished.get(name)
+    if finished is None:
+        return None
+    return {
+        "sandbox": sandbox_id,
+        "step": name,
+        "state": finished.state,
+        "attempt": finished.attempt,
+        "digest": finished.digest,
+        "place": {"after": finished.after, "index": finished.index},
+    }
+
+
+def place_of_final(state: SandboxShard, sandbox_id: str, name: str) -> Place | None:
+    sandbox = state.sandboxes.get(sandbox_id)
+    finished = sandbox.finished.get(name) if sandbox is not None else None
+    return None if finished is None else Place(finished.after, finished.index)
+
+
+def word_of(sandbox: Sandbox) -> str:
+    """One word for where a sandbox is in its life."""
+    if sandbox.gone:
+        return "gone"
+    if sandbox.releasing:
+        return "releasing"
+    if sandbox.condemned:
+        return "condemned"
+    if sandbox.ref is None:
+        return "creating"
+    if not sandbox.open:
+        return "lost" if sandbox.epoch else "attaching"
+    return "live" if sandbox.session else "attaching"
+
+
+def view_sandbox(state: SandboxShard, sandbox_id: str) -> dict[str, Any] | None:
+    sandbox = state.sandboxes.get(sandbox_id)
+    if sandbox is None:
+        return None
+    ref = sandbox.ref
+    return {
+        "sandbox": sandbox.id,
+        "state": word_of(sandbox),
+        "epoch": sandbox.epoch,
+        "open": sandbox.open,
+        "session": sandbox.session,
+        "gateway": sandbox.gateway,
+        "provider": sandbox.spec.provider,
+        "instance": sandbox.instance,
+        "native_id": ref.native_id if ref else "",
+        "authority": ref.authority if ref else "",
+        "holders": dict(sandbox.holders),
+        "claims": dict(sandbox.claims),
+        "creates": list(sandbox.creates),
+        "open_steps": len(sandbox.steps),
+        "fenced": len(sandbox.fenced),
+        "parked": len(sandbox.parked) + len(sandbox.requeued),
+        "committed": sandbox.committed,
+        "compensated": sandbox.compensated,
+        "refused": sandbox.refused,
+        "owed": sandbox.owed,
+        "journal_seq": sandbox.journal_seq,
+    }
+
+
+def view_sandboxes(state: SandboxShard) -> list[dict[str, Any]]:
+    return [view for name in state.sandboxes if (view := view_sandbox(state, name)) is not None]
