@@ -1,0 +1,111 @@
+"""
+Reading the recorded history, batch by batch, straight from FP_LEDGER.
+
+Three answers, three ways: a batch, the end (nothing after this yet), or `UnknownError`; never a
+short history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from fencepost.contracts import streams, subjects
+from fencepost.contracts.messages import Batch
+from fencepost.core.errors import LedgerBrokenError, UnknownError
+from fencepost.core.sandbox.entries import SandboxEntry
+from fencepost.runtime.ledger import JetStreamLog
+from fencepost.runtime.link import Link, stream_info
+from fencepost.runtime.ports import Absent, Valid
+
+_FOLLOW_S: Final = 0.2
+
+_decode_batch = msgspec.json.Decoder(Batch).decode
+_decode_entries = msgspec.json.Decoder(list[SandboxEntry]).decode
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch as it stands in the stream. `size` is in bytes."""
+
+    seq: int
+    size: int
+    batch: Batch
+
+    @property
+    def entries(self) -> Sequence[SandboxEntry]:
+        """The batch's entries, decoded anew at each call."""
+        try:
+            return _decode_entries(self.batch.entries)
+        except msgspec.MsgspecError as error:
+            raise LedgerBrokenError(f"batch {self.seq} of {streams.LEDGER}: {error}") from error
+
+    @property
+    def at(self) -> datetime:
+        """The batch's own time, on which its decisions were made."""
+        return datetime.fromtimestamp(self.batch.now_ms / 1000).astimezone()
+
+
+class StreamHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server says of the ledger as a whole."""
+
+    first: int
+    last: int
+    messages: int
+
+    @property
+    def is_unbroken(self) -> bool:
+        return self.messages == self.last and (self.messages == 0 or self.first == 1)
+
+
+async def history(link: Link) -> StreamHistory:
+    """Asks how many messages the ledger has, from where to where."""
+    info = await stream_info(link, streams.LEDGER)
+    if info.error is not None:
+        raise UnknownError(f"{streams.LEDGER} cannot be read: {info.error.description}")
+    return StreamHistory(
+        first=info.state.first_seq, last=info.state.last_seq, messages=info.state.messages
+    )
+
+
+async def batches(
+    link: Link, shard: int, *, family: str = "sandbox", after: int = 0, follow: bool = False
+) -> AsyncIterator[Recorded]:
+    """
+    Reads a shard's batches with a sequence above `after`, in order.
+
+    Ends at the head; with `follow` it waits there for more, for ever. Raises `UnknownError` when
+    the server does not answer and `LedgerBrokenError` on a batch that cannot be read.
+    """
+    subject = subjects.ledger(family, shard)
+    log = JetStreamLog(link)
+    while True:
+        async for seq, payload in log.read(subject, after + 1):
+            yield _read(subject, seq, payload)
+            after = seq
+        if not follow:
+            return
+        await asyncio.sleep(_FOLLOW_S)
+
+
+async def batch_after(
+    link: Link, shard: int, after: int, *, family: str = "sandbox"
+) -> Recorded | None:
+    """The first batch of a shard with a sequence above `after`: where an entry's place points."""
+    subject = subjects.ledger(family, shard)
+    found = await JetStreamLog(link).next_after(subject, after)
+    if isinstance(found, Valid):
+        return _read(subject, found.seq, found.payload)
+    if isinstance(found, Absent):
+        return None
+    raise UnknownError(f"{subject} after {after}: {found.reason}")
+
+
+def _read(subject: str, seq: int, payload: bytes) -> Recorded:
+    try:
+        batch = _decode_batch(payload)
+    except msgspec.MsgspecError as error:
+        raise LedgerBrokenError(f"{subject}: batch {seq} cannot be read: {error}") from error
+    return Recorded(seq=seq, size=len(payload), batch=batch)
