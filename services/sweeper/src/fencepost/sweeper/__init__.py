@@ -1,1 +1,0 @@
-"""Convergence: compares providers, projections and time with the ledger."""
