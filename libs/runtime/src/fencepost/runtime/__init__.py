@@ -1,1 +1,1 @@
-"""The edges: JetStream ledger and bus, ShardRunner, clock, settings, metrics, service life cycle."""
+"""The edges: JetStream ledger and bus, ShardRunner, clock, settings, metrics, services."""

@@ -1,0 +1,47 @@
+"""
+Named points at which a process can be made to die, for tests of crash safety.
+
+`FENCEPOST_CRASH=<name>` kills the process there, as `kill -9` would; with
+`FENCEPOST_CRASH_ONCE=<file>` only the first process to get there, which makes the file. Without
+the variable a point costs one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+POINTS: Final = (
+    "before_append",
+    "after_append",
+    "after_effects",
+    "after_events",
+    "after_messages",
+    "after_answers",
+    "after_fold",
+    "after_term_opened",
+    "before_snapshot",
+    "after_snapshot",
+)
+"""Every point's name; a test walks them."""
+
+_ARMED: str = os.environ.get("FENCEPOST_CRASH", "")
+_ONCE: str = os.environ.get("FENCEPOST_CRASH_ONCE", "")
+
+assert not _ARMED or _ARMED in POINTS, f"FENCEPOST_CRASH: no such point: {_ARMED}"
+
+
+def point(name: str) -> None:
+    """Dies here when this point is armed."""
+    if _ARMED and name == _ARMED:
+        _die()
+
+
+def _die() -> None:
+    if _ONCE:
+        try:
+            os.close(os.open(Path(_ONCE), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return
+    os._exit(137)

@@ -1,0 +1,307 @@
+"""
+One connection to NATS, with a publish path that does not wait and callbacks that do not queue.
+
+Two things that `nats-py` offers cost too much here, or lose messages:
+
+1. A subscription with a callback goes through a bounded queue and a task; when the queue is full,
+   messages are dropped. A subscription with a *future* is answered in place, so a sink that looks
+   like a future gets every message, in order, at once.
+2. `request` makes a unique inbox token, a task and a timer per call. Here tokens are counted, and
+   one sink finds the callback.
+
+Both lean on attributes of `nats-py` that are not documented; `pyproject.toml` pins the minor
+version and `Link.connect` checks that they are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import structlog
+from fencepost.core.errors import UnknownError
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Above this much unsent data, what need not survive is dropped."""
+
+_PRIVATE: Final = ("_pending", "_pending_data_size", "_flush_queue")
+
+Taker = Callable[[Msg], None]
+Answer = Callable[[Msg | None], None]
+
+logger = structlog.get_logger(__name__)
+
+
+class _Sink:
+    """Looks like the future of a subscription, and takes every message at once."""
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Taker) -> None:
+        self._take = take
+
+    def cancelled(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, msg: Msg) -> None:
+        try:
+            self._take(msg)
+        except Exception:
+            # A raising sink would end the connection's read loop, and with it everything else.
+            logger.exception("message_handler_failed", subject=msg.subject)
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class Link:
+    """One NATS connection. Make it with `connect`."""
+
+    def __init__(self, nc: Client) -> None:
+        self.nc = nc
+        self._answers: dict[str, Answer] = {}
+        self._count = 0
+        self._inbox = ""
+        self._inbox_length = 0
+        self._loop = asyncio.get_running_loop()
+        self._lost: list[Callable[[], None]] = []
+        self._back: list[Callable[[], None]] = []
+        self.dropped = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        creds: str = "",
+        on_denied: Callable[[str], None] | None = None,
+        connect_timeout_s: int = 5,
+    ) -> Link:
+        """
+        Connects, and keeps reconnecting for ever.
+
+        `on_denied` hears of every publish or subscription that the server's permissions refuse:
+        the client library raises nothing there.
+        """
+        nc = Client()
+        link = cls(nc)
+
+        async def errored(error: Exception) -> None:
+            text = str(error)
+            if "permissions violation" in text.lower():
+                logger.error("publish_denied", detail=text)
+                if on_denied is not None:
+                    on_denied(text)
+            else:
+                logger.warning("nats_error", detail=text or type(error).__name__)
+
+        async def disconnected() -> None:
+            link._connection_lost()
+
+        async def reconnected() -> None:
+            link._connection_back()
+
+        options: dict[str, Any] = {"reconnect_time_wait": 0.1}
+        if creds:
+            options["user_credentials"] = creds
+        await nc.connect(
+            servers=[part.strip() for part in url.split(",")],
+            name=name,
+            error_cb=errored,
+            disconnected_cb=disconnected,
+            reconnected_cb=reconnected,
+            connect_timeout=connect_timeout_s,
+            max_reconnect_attempts=-1,
+            ping_interval=5,
+            max_outstanding_pings=2,
+            pending_size=2 * PENDING_BYTES_MAX,
+            **options,
+        )
+        missing = [attribute for attribute in _PRIVATE if not hasattr(nc, attribute)]
+        if missing:
+            await nc.close()
+            raise RuntimeError(f"this nats-py is not supported: lacks {missing}")
+        link._inbox = nc.new_inbox() + "."
+        link._inbox_length = len(link._inbox)
+        await link.subscribe_raw(link._inbox + "*", link._answered)
+        return link
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self.nc.is_connected)
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Calls back whenever the connection was lost."""
+        self._lost.append(call)
+
+    def off_lost(self, call: Callable[[], None]) -> None:
+        self._lost.remove(call)
+
+    def off_back(self, call: Callable[[], None]) -> None:
+        self._back.remove(call)
+
+    def on_back(self, call: Callable[[], None]) -> None:
+        """Calls back whenever the connection is there again."""
+        self._back.append(call)
+
+    async def close(self) -> None:
+        """Sends what is waiting and closes."""
+        if not self.nc.is_closed:
+            if self.nc.is_connected:
+                try:
+                    await self.nc.flush(timeout=2)
+                except Exception as error:
+                    logger.warning("flush_failed", detail=str(error))
+            await self.nc.close()
+        self._connection_lost()
+
+    # Sending.
+
+    def send(self, command: bytes, *, droppable: bool = True) -> bool:
+        """Puts one protocol command on the wire soon, in order; never waits."""
+        nc: Any = self.nc
+        if nc.is_closed or (droppable and nc._pending_data_size > PENDING_BYTES_MAX):
+            self.dropped += 1
+            return False
+        nc._pending.append(command)
+        nc._pending_data_size += len(command)
+        if nc.is_connected and nc._flush_queue.empty():
+            nc._flush_queue.put_nowait(self._loop.create_future())
+        return True
+
+    def publish(self, subject: str, data: bytes, reply: str = "", headers: bytes = b"") -> bool:
+        """
+        Publishes without waiting. `headers` is the whole header block, or b"".
+
+        Subjects come from `contracts.subjects` alone, which checks ids, so they are not checked
+        again here.
+        """
+        return self.send(pub(subject, data, reply, headers))
+
+    def expect(self, answer: Answer) -> str:
+        """
+        Makes a reply subject whose first message goes to `answer`.
+
+        `answer` gets None when the connection was lost meanwhile.
+        """
+        self._count += 1
+        token = str(self._count)
+        self._answers[token] = answer
+        return self._inbox + token
+
+    def forget(self, reply: str) -> None:
+        """No longer waits for an answer at this reply subject."""
+        self._answers.pop(reply[self._inbox_length :], None)
+
+    async def call(
+        self, subject: str, data: bytes, *, timeout_s: float, headers: bytes = b""
+    ) -> Msg:
+        """
+        Sends a request and returns its first answer.
+
+        Raises `UnknownError` on a timeout, a lost connection or no responder: none of these says
+        that the request was not carried out.
+        """
+        future: asyncio.Future[Msg | None] = self._loop.create_future()
+
+        def answered(msg: Msg | None) -> None:
+            if not future.done():
+                future.set_result(msg)
+
+        reply = self.expect(answered)
+        timer = self._loop.call_later(timeout_s, answered, None)
+        try:
+            if not self.send(pub(subject, data, reply, headers), droppable=False):
+                raise UnknownError(f"{subject}: the connection is closed")
+            msg = await future
+        finally:
+            timer.cancel()
+            self.forget(reply)
+        if msg is None:
+            raise UnknownError(f"{subject}: no answer within {timeout_s:g} s, or connection lost")
+        if msg.headers and not msg.data and msg.headers.get("Status") == "503":
+            raise UnknownError(f"{subject}: no responder")
+        return msg
+
+    async def api(self, what: str, body: Any = None, *, timeout_s: float = 5.0) -> bytes:
+        """Calls the JetStream API; the answer may be an error. Raises `UnknownError`."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        return (await self.call(f"$JS.API.{what}", data, timeout_s=timeout_s)).data
+
+    # Receiving.
+
+    async def subscribe_raw(self, subject: str, take: Taker, queue: str = "") -> Any:
+        """Hands every message to `take` in place; it must not block."""
+        sink: Any = _Sink(take)
+        try:
+            return await self.nc.subscribe(subject, queue=queue, future=sink)
+        except NatsError as error:
+            raise UnknownError(f"{subject}: not subscribed: {error}") from error
+
+    async def flush(self) -> None:
+        """Returns when the server has taken everything that was sent before."""
+        await self.nc.flush(timeout=5)
+
+    def _answered(self, msg: Msg) -> None:
+        answer = self._answers.pop(msg.subject[self._inbox_length :], None)
+        if answer is not None:
+            answer(msg)
+
+    def _connection_lost(self) -> None:
+        waiting, self._answers = self._answers, {}
+        for answer in waiting.values():
+            answer(None)
+        for call in tuple(self._lost):
+            call()
+
+    def _connection_back(self) -> None:
+        for call in tuple(self._back):
+            call()
+
+
+def pub(subject: str, data: bytes, reply: str = "", headers: bytes = b"") -> bytes:
+    """One publish command of the NATS protocol."""
+    if headers:
+        length = len(headers)
+        head = f"HPUB {subject} {reply} {length} {length + len(data)}\r\n"
+        return b"".join((head.encode(), headers, data, b"\r\n"))
+    return b"".join((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"))
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    messages: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """What a stream's information says, or the server's error."""
+
+    config: dict[str, Any] = {}
+    created: str = ""
+    ts: str = ""
+    state: StreamState = StreamState()
+    error: ApiError | None = None
+
+
+_INFO = msgspec.json.Decoder(StreamInfo)
+
+
+async def stream_info(link: Link, stream: str, *, timeout_s: float = 5.0) -> StreamInfo:
+    """Reads a stream's information. Raises `UnknownError` when there is no decodable answer."""
+    try:
+        return _INFO.decode(await link.api(f"STREAM.INFO.{stream}", timeout_s=timeout_s))
+    except msgspec.DecodeError as error:
+        raise UnknownError(f"stream {stream}: undecodable information") from error

@@ -1,0 +1,178 @@
+"""
+Declares the table of streams and buckets, or binds to it.
+
+Only a designated creator makes them. Nobody changes an existing one: a difference in what matters
+is refused, since a wrong limit, retention or transform would lose inputs or cut the ledger
+(S-95, S-163).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import structlog
+from fencepost.contracts import streams
+from fencepost.contracts.messages import HASH
+from fencepost.core.errors import FencepostError, UnknownError
+from fencepost.runtime.ledger import JetStreamLog
+from fencepost.runtime.link import ApiError, Link, stream_info
+from fencepost.runtime.ports import Unknown, Valid
+
+STREAM_NOT_FOUND: Final = 10059
+STREAM_NAME_IN_USE: Final = 10058
+
+MATTERS: Final = (
+    "subjects",
+    "subject_transform",
+    "retention",
+    "discard",
+    "discard_new_per_subject",
+    "max_msgs_per_subject",
+    "max_msgs",
+    "max_bytes",
+    "max_age",
+    "max_msg_size",
+    "storage",
+    "deny_delete",
+    "deny_purge",
+    "allow_rollup_hdrs",
+)
+"""What a difference in would lose or refuse messages. Replicas may differ: they are scaled."""
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "subject_transform": None,
+    "discard_new_per_subject": False,
+    "max_msgs_per_subject": -1,
+    "max_msgs": -1,
+    "max_bytes": -1,
+    "max_age": 0,
+    "max_msg_size": -1,
+    "deny_delete": False,
+    "deny_purge": False,
+    "allow_rollup_hdrs": False,
+    "retention": "limits",
+    "discard": "old",
+}
+
+logger = structlog.get_logger(__name__)
+
+
+class StreamMismatchError(FencepostError):
+    """An existing stream differs from the table in something that matters."""
+
+
+class StreamMissingError(FencepostError):
+    """A stream of the table does not exist, and this process may not create it."""
+
+
+def wanted(stream: streams.Stream) -> tuple[str, dict[str, Any]]:
+    """The server's name and configuration of one entry of the table."""
+    config = dict(stream.config)
+    if stream.kind == "kv":
+        name = f"KV_{stream.name}"
+        # As the key-value client makes and expects them.
+        config |= {
+            "subjects": [f"$KV.{stream.name}.>"],
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "discard": "new",
+            "max_msgs_per_subject": config.get("max_msgs_per_subject", 1),
+            "duplicate_window": min(120 * 10**9, config.get("max_age") or 120 * 10**9),
+        }
+    elif stream.kind == "objects":
+        name = f"OBJ_{stream.name}"
+        config |= {
+            "subjects": [f"$O.{stream.name}.C.>", f"$O.{stream.name}.M.>"],
+            "allow_rollup_hdrs": True,
+            "discard": "new",
+        }
+    else:
+        name = stream.name
+    return name, {"name": name, **config}
+
+
+def differences(want: dict[str, Any], have: dict[str, Any]) -> list[str]:
+    """Names what differs, of that which matters."""
+    found: list[str] = []
+    for key in MATTERS:
+        default = _DEFAULTS.get(key)
+        left, right = want.get(key, default), have.get(key, default)
+        if isinstance(left, list) and isinstance(right, list):
+            left, right = sorted(left), sorted(right)
+        if left != right:
+            found.append(f"{key}: wanted {left!r}, found {right!r}")
+    return found
+
+
+async def declare(link: Link, shards: int, *, create: bool, replicas: int = 1) -> None:
+    """
+    Makes sure that every stream of the table is there and is as the table says.
+
+    Raises `StreamMissingError` when one is missing and `create` is False, `StreamMismatchError`
+    when one differs, `UnknownError` when the server does not say.
+    """
+    for stream in streams.table(shards, replicas=replicas):
+        name, config = wanted(stream)
+        await _declare_one(link, name, config, create=create)
+    await _declare_meta(link, shards, create=create)
+
+
+async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create: bool) -> None:
+    info = await stream_info(link, name)
+    if info.error is not None:
+        if info.error.err_code != STREAM_NOT_FOUND:
+            raise UnknownError(f"stream {name}: {info.error.description}")
+        if not create:
+            raise StreamMissingError(
+                f"stream {name} does not exist; `fencepost up` or a planner creates it"
+            )
+        error = await _create(link, name, config)
+        if error is None:
+            logger.info("stream_created", stream=name)
+        elif error.err_code != STREAM_NAME_IN_USE:
+            raise UnknownError(f"stream {name}: not created: {error.description}")
+        info = await stream_info(link, name)
+        if info.error is not None:
+            raise UnknownError(f"stream {name}: {info.error.description}")
+    found = differences(config, info.config)
+    if found:
+        raise StreamMismatchError(f"stream {name} is not as it must be: {'; '.join(found)}")
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    error: ApiError | None = None
+
+
+async def _create(link: Link, name: str, config: dict[str, Any]) -> ApiError | None:
+    data = await link.api(f"STREAM.CREATE.{name}", config, timeout_s=10.0)
+    return msgspec.json.decode(data, type=_Answer).error
+
+
+async def _declare_meta(link: Link, shards: int, *, create: bool) -> None:
+    """The number of shards and the hash, for clients; written once, compared ever after."""
+    have = await read_meta(link, "shards")
+    want = msgspec.json.encode({"shards": shards, "hash": HASH})
+    if have is None:
+        if not create:
+            raise StreamMissingError(f"{streams.BUCKET_META} says nothing about shards")
+        await _write_meta(link, "shards", want)
+        await _write_meta(link, "deployment", link.nc.new_inbox().rpartition(".")[2].encode())
+        have = await read_meta(link, "shards")
+    if have != want:
+        raise StreamMismatchError(f"{streams.BUCKET_META} shards: wanted {want!r}, found {have!r}")
+
+
+async def _write_meta(link: Link, key: str, value: bytes) -> None:
+    headers = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n"
+    # A refusal means that somebody else was first; what is there is compared afterwards.
+    await link.call(f"$KV.{streams.BUCKET_META}.{key}", value, headers=headers, timeout_s=5.0)
+
+
+async def read_meta(link: Link, key: str) -> bytes | None:
+    """Reads a key of the deployment's bucket; None when it is proven absent."""
+    log = JetStreamLog(link, stream=f"KV_{streams.BUCKET_META}")
+    got = await log.last(f"$KV.{streams.BUCKET_META}.{key}")
+    if isinstance(got, Unknown):
+        raise UnknownError(f"{streams.BUCKET_META} {key}: {got.reason}")
+    return got.payload if isinstance(got, Valid) else None
