@@ -1,1 +1,1 @@
-"""Runtimes that hold sandboxes, behind one small protocol."""
+"""Runtimes that hold sandboxes, behind one small protocol (`fencepost.providers.protocol`)."""

@@ -1,0 +1,118 @@
+"""
+The walls of the `process` provider: what a tool's command line is wrapped in.
+
+One probe per process, done for real: namespaces are refused in many containers although the
+program is there, so only a run that worked counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+WORKSPACE: Final = "/workspace"
+_SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/certs")
+_ETC_NETWORK: Final = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf")
+_UID: Final = "1000"
+
+# The strictest that works is taken. Without a user namespace (it may be forbidden to root in a
+# container, or bwrap be setuid) the rest still stands.
+_USER_CHOICES: Final = (
+    ("--unshare-user", "--uid", _UID, "--gid", _UID, "--disable-userns"),
+    ("--unshare-user", "--uid", _UID, "--gid", _UID),
+    (),
+)
+_ALWAYS: Final = (
+    "--unshare-pid",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--hostname",
+    "sandbox",
+    "--cap-drop",
+    "ALL",
+    "--die-with-parent",
+    "--new-session",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bubblewrap:
+    """A bubblewrap that was seen to work. `user`: how it leaves our user id behind."""
+
+    program: str
+    user: tuple[str, ...]
+    prlimit: str
+
+    def prefix(self, etc: Path, *, writable: bool, network: bool, processes: int) -> list[str]:
+        """
+        Builds the argv to put before a command. `{workspace}` and `{cwd}` are left for the
+        toolhost to fill.
+
+        `processes` is limited inside, where only the sandbox's own are counted; the kernel counts
+        none against root, so there it holds only for a gateway that is not run as root.
+        """
+        words = [self.program, *self.user, *_ALWAYS]
+        if not network:
+            words.append("--unshare-net")
+        words += _system_binds()
+        for path in (*_ETC, *(_ETC_NETWORK if network else ())):
+            words += ["--ro-bind-try", path, path]
+        for name in ("passwd", "group"):
+            words += ["--ro-bind", str(etc / name), f"/etc/{name}"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108
+        words += ["--bind" if writable else "--ro-bind", "{workspace}", WORKSPACE]
+        # The toolhost names a command's folder as the host does: that name leads to the same place.
+        words += ["--symlink", WORKSPACE, "{workspace}", "--chdir", "{cwd}", "--"]
+        if self.prlimit:
+            words += [self.prlimit, f"--nproc={processes}", "--"]
+        return words
+
+
+def _system_binds() -> list[str]:
+    words = ["--ro-bind", "/usr", "/usr"]
+    for path in _SYSTEM:
+        if os.path.islink(path):  # noqa: PTH114
+            words += ["--symlink", os.readlink(path), path]  # noqa: PTH115
+        elif os.path.isdir(path):  # noqa: PTH112
+            words += ["--ro-bind", path, path]
+    return words
+
+
+def write_etc(folder: Path) -> None:
+    """Writes the two files that programs look themselves up in, so that the host's stay unseen."""
+    folder.mkdir(mode=0o755, exist_ok=True)
+    for name, text in (
+        ("passwd", f"sandbox:x:{_UID}:{_UID}:sandbox:{WORKSPACE}:/bin/sh\n"),
+        ("group", f"sandbox:x:{_UID}:\n"),
+    ):
+        fresh = folder / f".{name}.{os.getpid()}"
+        fresh.write_text(text, encoding="ascii")
+        fresh.replace(folder / name)
+
+
+@functools.cache
+def probe() -> Bubblewrap | None:
+    """Finds a bubblewrap that works here, or None. Blocks for some tens of milliseconds, once."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return None
+    prlimit = next((p for p in ("/usr/bin/prlimit",) if os.access(p, os.X_OK)), "")
+    for user in _USER_CHOICES:
+        command = [program, *user, *_ALWAYS, "--unshare-net", *_system_binds()]
+        command += ["--proc", "/proc", "--dev", "/dev", "--", "/bin/sh", "-c", "exit 0"]
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, timeout=10, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode == 0:
+            return Bubblewrap(program=program, user=user, prlimit=prlimit)
+    return None
