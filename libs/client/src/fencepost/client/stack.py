@@ -1,0 +1,287 @@
+"""
+The embedded stack: nats-server, PostgreSQL and the services as child processes, in one folder.
+
+`fencepost up`, `fencepost demo` and the acceptance tests run the same stack. Nothing here knows
+what the services do; they are configured by environment alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from fencepost.client.embedded import NatsServer, PostgresServer
+from fencepost.client.processes import Child, StartError, free_port
+from fencepost.contracts.streams import SHARDS_EMBEDDED
+
+READY_S_MAX: Final = 30.0
+STOP_S_MAX: Final = 5.0
+_LOOK_S: Final = 0.1
+_BACKOFF_S: Final = 0.2
+_BACKOFF_S_MAX: Final = 5.0
+_STEADY_S: Final = 10.0
+
+MODULES: Final = {
+    "gateway": "fencepost.sandbox_gateway",
+    "planner": "fencepost.planner",
+    "tracker": "fencepost.release_tracker",
+    "sweeper": "fencepost.sweeper",
+}
+"""In the order in which they are stopped: who talks to sandboxes first, who records it after."""
+
+
+def can_run(role: str) -> bool:
+    """Tells whether this installation has the service as a program."""
+    return importlib.util.find_spec(f"{MODULES[role]}.__main__") is not None
+
+
+class Service:
+    """One process of a service: started, killed, stopped or paused by its own pid."""
+
+    def __init__(self, name: str, role: str, log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.role = role
+        self.log = log
+        self.environment = dict(environment)
+        self.port = 0
+        self.started_at = 0.0
+        self.wanted = False
+        self._child: Child | None = None
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None, f"{self.name} was never started"
+        return self._child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None and self._child.is_running
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, **environment: str) -> None:
+        """Starts it; extra environment stays for later starts. It is not ready yet."""
+        assert not self.is_running, f"{self.name} runs already"
+        self.environment.update(environment)
+        self.port = free_port()
+        self.wanted = True
+        self.started_at = time.monotonic()
+        self._child = Child.start(
+            self.name,
+            [sys.executable, "-m", MODULES[self.role]],
+            log=self.log,
+            env={**self.environment, "FENCEPOST_HTTP_PORT": str(self.port)},
+        )
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; it stays down until it is started again."""
+        self.wanted = False
+        self.child.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: alive, holding all it holds, and silent."""
+        self.child.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.child.send(signal.SIGCONT)
+
+    async def stop(self) -> int:
+        """SIGTERM, and SIGKILL when it has not ended in time; its exit code."""
+        self.wanted = False
+        return await self.child.stop(grace_s=STOP_S_MAX)
+
+    async def ready(self, *, seconds: float = READY_S_MAX) -> None:
+        """Waits until `/readyz` says so; raises `StartError` when it ends or takes too long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not self.is_running:
+                raise StartError(
+                    f"{self.name} ended with {self.child.exit_code}:\n{self.child.tail()}"
+                )
+            if await _http_status(self.port, "/readyz") == 200:
+                return
+            await asyncio.sleep(0.02)
+        raise StartError(f"{self.name} was not ready within {seconds:g} s:\n{self.child.tail()}")
+
+
+class Stack:
+    """All processes of one deployment. Make it with `start`, end it with `stop`."""
+
+    def __init__(self, data: Path, *, shards: int) -> None:
+        self.data = data
+        self.shards = shards
+        self.services: dict[str, Service] = {}
+        self._nats: NatsServer | None = None
+        self.postgres: PostgresServer | None = None
+        self._environment: dict[str, str] = {}
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        data: Path,
+        *,
+        planners: int = 1,
+        gateways: int = 1,
+        others: bool = True,
+        postgres: bool = True,
+        shards: int = SHARDS_EMBEDDED,
+        nats_port: int = 0,
+        sync_always: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> Stack:
+        """
+        Starts everything and waits until every service is ready.
+
+        `environment` is added to every service's. A failed start leaves nothing running.
+        """
+        stack = cls(data.resolve(), shards=shards)
+        try:
+            await stack._start_servers(nats_port, sync_always=sync_always, postgres=postgres)
+            stack._environment = stack._services_environment(environment or {})
+            wanted = {"planner": planners, "gateway": gateways}
+            if others:
+                wanted |= {role: 1 for role in ("tracker", "sweeper") if can_run(role)}
+            for role, count in wanted.items():
+                for _ in range(count):
+                    stack.add(role).start()
+            # The first planner makes the streams; the others wait for them by themselves.
+            await asyncio.gather(*(service.ready() for service in stack.services.values()))
+        except BaseException:
+            await stack.stop()
+            raise
+        return stack
+
+    @property
+    def nats(self) -> NatsServer:
+        assert self._nats is not None, "the stack was not started"
+        return self._nats
+
+    @property
+    def sandbox_root(self) -> Path:
+        return self.data / "sandboxes"
+
+    def add(self, role: str, **environment: str) -> Service:
+        """Adds a replica of a service, not started yet."""
+        number = 1 + sum(service.role == role for service in self.services.values())
+        name = f"{role}-{number}"
+        service = Service(
+            name, role, self.data / "log" / f"{name}.log", {**self._environment, **environment}
+        )
+        self.services[name] = service
+        return service
+
+    def of(self, role: str) -> list[Service]:
+        return [service for service in self.services.values() if service.role == role]
+
+    def supervise(self, told: Callable[[str], None]) -> None:
+        """Starts again, with a growing pause, whatever ends without being asked to."""
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(told))
+
+    async def stop(self) -> None:
+        """Stops everything in order, nats-server last. May be called again."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        for role in MODULES:
+            running = [service for service in self.of(role) if service.is_running]
+            await asyncio.gather(*(service.stop() for service in running))
+        if self.postgres is not None and self.postgres.is_running:
+            await self.postgres.stop()
+        if self._nats is not None and self._nats.is_running:
+            await self._nats.stop()
+
+    async def _start_servers(self, nats_port: int, *, sync_always: bool, postgres: bool) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        starting = asyncio.create_task(
+            NatsServer.start(self.data / "nats", port=nats_port, sync_always=sync_always)
+        )
+        try:
+            if postgres:
+                self.postgres = await PostgresServer.start(self.data / "postgres")
+        finally:
+            self._nats = await starting
+
+    def _services_environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENCEPOST_")}
+        found = {
+            **inherited,
+            "PYTHONUNBUFFERED": "1",
+            "FENCEPOST_NATS_URL": self.nats.url,
+            "FENCEPOST_SHARDS": str(self.shards),
+            "FENCEPOST_RECEIPT_KEY": _secret(self.data / "receipt.key"),
+            "FENCEPOST_HTTP_HOST": "127.0.0.1",
+            "FENCEPOST_SANDBOX_ROOT": str(self.sandbox_root),
+            **extra,
+        }
+        if self.postgres is not None:
+            found["FENCEPOST_POSTGRES_DSN"] = self.postgres.dsn
+        return found
+
+    async def _supervise(self, told: Callable[[str], None]) -> None:
+        pauses: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self.nats.is_running:
+                told(f"nats-server ended with {self.nats.child.exit_code}; starting it again")
+                try:
+                    await self.nats.restart()
+                except StartError as error:
+                    told(str(error))
+                    await asyncio.sleep(_BACKOFF_S_MAX)
+            for service in self.services.values():
+                if service.is_running or not service.wanted:
+                    continue
+                if time.monotonic() - service.started_at > _STEADY_S:
+                    pauses.pop(service.name, None)
+                pause = pauses.get(service.name, _BACKOFF_S)
+                pauses[service.name] = min(2 * pause, _BACKOFF_S_MAX)
+                told(
+                    f"{service.name} ended with {service.child.exit_code};"
+                    f" starting it again in {pause:g} s (log: {service.log})"
+                )
+                await asyncio.sleep(pause)
+                with contextlib.suppress(StartError):
+                    service.start()
+
+
+def _secret(path: Path) -> str:
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(32))
+    return path.read_text().strip()
+
+
+async def _http_status(port: int, path: str) -> int:
+    """The status that a service answers, or 0 where nothing answers."""
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                writer.write(head.encode())
+                line = await reader.readline()
+                await reader.read()
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        return int(line.split()[1])
+    except (OSError, ValueError, IndexError, TimeoutError):
+        return 0
