@@ -67,8 +67,23 @@ COMMAND_TOOLS = ("run_command", "run_migration")
 READ_TOOLS = ("read_file", "list_dir", "search", "stat")
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}").fullmatch
-_dumps = json.JSONEncoder(separators=(",", ":")).encode
+_loads = json.JSONDecoder().decode
 _monotonic = time.monotonic
+
+
+def _make_dumps():
+    """A compact JSON writer. `JSONEncoder.encode` builds the C encoder anew on every call."""
+    made = json.JSONEncoder(separators=(",", ":"))
+    make = json.encoder.c_make_encoder
+    if make is None:
+        return made.encode
+    escape = json.encoder.encode_basestring_ascii
+    encode = make(None, made.default, escape, None, ":", ",", False, False, False)
+    join = "".join
+    return lambda value: join(encode(value, 0))
+
+
+_dumps = _make_dumps()
 
 CRASH_AT, _, _crash_count = os.environ.get("FENCEPOST_TOOLHOST_CRASH", "").partition("#")
 CRASH_ONCE = os.environ.get("FENCEPOST_TOOLHOST_CRASH_ONCE", "")
@@ -192,7 +207,7 @@ def from_os_error(error):
 
 def parse_arguments(body):
     try:
-        args = json.loads(body.decode("utf-8"))
+        args = _loads(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise bad("arguments", "not UTF-8") from None
     except (ValueError, RecursionError):
@@ -467,10 +482,8 @@ class Journal:
             return
         # The long parts stand last and are not parsed; a quote inside a string is escaped, so the
         # first occurrence of these bytes is the key.
-        for mark in (b',"r":', b',"x":'):
-            cut = body.find(mark)
-            if cut >= 0:
-                break
+        long = LONG_PART.get(body[6 : body.find(b'"', 6)].decode())
+        cut = body.find(b"," + long) if long else -1
         if cut >= 0:
             record = json.loads(body[:cut] + b"}")
             self.apply(record, (offset + 9, len(body)), (offset + 9 + cut + 5, len(body) - cut - 6))
@@ -549,18 +562,21 @@ class Journal:
             elif self.steps.get(entry.step) == entry.key:
                 del self.steps[entry.step]
 
-    def append(self, kind, ids, more=b"", owe=False):
+    def append(self, record, long=b"", owe=False):
         """
-        Appends one record with one write.
+        Appends one record with one write. `long` is its last part, which is not parsed again.
 
         `owe`: when the disk is full, the record is kept and goes in front of the next one, so
         that a rolled back attempt is never rolled back again over a later step's work.
         """
-        body = b'{"k":"%b",%b%b}' % (kind, ids, more)
+        body = _dumps(record).encode()
+        short = len(body)
+        if long:
+            body = b"%b,%b%b}" % (body[:-1], LONG_PART[record["k"]], long)
         line = b"%08x %b\n" % (binascii.crc32(body), body)
-        data = b"".join(self.owed) + line
-        if self.torn:
-            data = b"\n" + data
+        data = line
+        if self.owed or self.torn:
+            data = (b"\n" if self.torn else b"") + b"".join(self.owed) + line
         try:
             self.write(data)
         except OSError:
@@ -568,12 +584,14 @@ class Journal:
                 self.owed.append(line)
                 self.take(line[:-1], -1)
             raise
-        if self.owed or self.torn or os.lseek(self.fd, 0, os.SEEK_CUR) != self.size + len(data):
+        size = self.size
+        if data is not line or os.lseek(self.fd, 0, os.SEEK_CUR) != size + len(data):
             self.owed.clear()
             self.load_tail()
-        else:
-            self.take(line[:-1], self.size)
-            self.size += len(data)
+            return
+        self.size = size + len(data)
+        part = (size + 9 + short + 4, len(long)) if long else None
+        self.apply(record, (size + 9, len(body)), part)
 
     def write(self, data):
         written = os.write(self.fd, data)
@@ -583,7 +601,7 @@ class Journal:
         if self.sync:
             os.fdatasync(self.fd)
 
-    def append_unlocked(self, kind, ids):
+    def append_unlocked(self, record):
         """
         Appends a record while another process may hold the lock, or be compacting.
 
@@ -591,7 +609,7 @@ class Journal:
         Reading a record twice changes nothing.
         """
         for _ in range(10):
-            self.append(kind, ids)
+            self.append(record)
             try:
                 if os.stat(self.path).st_ino == self.ino:
                     return
@@ -639,38 +657,35 @@ class Journal:
         return sum(1 for entry in self.entries.values() if entry.receipt is not None)
 
     def lines_of(self, entry):
-        ids = ids_of(entry)
         lines = []
         if entry.begun is not None:
             lines.append(self.read(entry.begun))
         if entry.revoked:
-            lines.append(b'{"k":"revoked",%b}' % ids)
+            lines.append(_dumps(record_of("revoked", entry)).encode())
         if entry.ended:
-            lines.append(b'{"k":"ended",%b}' % ids)
+            lines.append(_dumps(record_of("ended", entry)).encode())
         if entry.receipt is not None:
-            lines.append(
-                b'{"k":"done",%b,%b,"r":%b}'
-                % (
-                    ids,
-                    done_meta(entry.tool, entry.digest, entry.of, entry.verdict),
-                    self.read(entry.receipt),
-                )
-            )
+            record = done_record(entry, entry.tool, entry.digest, entry.of, entry.verdict)
+            body = _dumps(record).encode()[:-1]
+            lines.append(b'%b,"r":%b}' % (body, self.read(entry.receipt)))
         elif entry.state in ("broken", "rolled"):
-            lines.append(b'{"k":"%b",%b}' % (entry.state.encode(), ids))
+            lines.append(_dumps(record_of(entry.state, entry)).encode())
         return lines
 
 
-def ids_of(entry):
-    return b'"a":"%b","d":"%b","no":%d,"s":"%b"' % (
-        entry.attempt.encode(), entry.direction.encode(), entry.no, entry.step.encode(),
-    )  # fmt: skip
+LONG_PART = {"begun": b'"x":', "done": b'"r":'}
 
 
-def done_meta(tool, digest, of, verdict):
-    return b'"t":%b,"g":%b,"of":%b,"v":"%b"' % (
-        _dumps(tool).encode(), _dumps(digest).encode(), _dumps(of).encode(), verdict.encode(),
-    )  # fmt: skip
+def record_of(kind, one):
+    """A record about a fence: `one` is a `Call` or an `Entry`."""
+    return {"k": kind, "a": one.attempt, "d": one.direction, "no": one.no, "s": one.step}
+
+
+def done_record(one, tool, digest, of, verdict):
+    return {
+        "k": "done", "a": one.attempt, "d": one.direction, "no": one.no, "s": one.step,
+        "t": tool, "g": digest, "of": of, "v": verdict,
+    }  # fmt: skip
 
 
 def sync_dir(path):
@@ -1091,11 +1106,12 @@ class Files:
         """Writes every new content beside its place; no path has changed when this fails."""
         for index, op in enumerate(plan.puts):
             home = self.workspace.dir_fd(split_joined(op["h"]) if op["h"] else ())
-            self.write_temp(home, self.temp_name(number, index), plan.sources[index], op.get("am"))
+            name, source = self.temp_name(number, index), plan.sources[index]
+            self.write_temp(home, name, source, op.get("am"), replaces=op["b"] is not None)
             if CRASH_AT:
                 crash("temp_written")
 
-    def write_temp(self, parent, name, source, mode):
+    def write_temp(self, parent, name, source, mode, replaces=False):
         if source.target is not None:
             try:
                 os.symlink(source.target, name, dir_fd=parent)
@@ -1111,6 +1127,10 @@ class Files:
         try:
             if source.data is not None:
                 data = source.data
+                if replaces and data and not self.sync:
+                    # ext4 starts writing a file out when it is renamed over another, unless its
+                    # blocks are allocated already. Halves the cost of a small replacement.
+                    os.posix_fallocate(fd, 0, len(data))
                 if os.write(fd, data) != len(data):
                     os.lseek(fd, 0, os.SEEK_SET)
                     write_all(fd, data)
@@ -2594,11 +2614,6 @@ class Call:
             raise Malformed("timeout_ms")
         self.key = key_of(self.attempt, self.direction)
 
-    def ids(self):
-        return b'"a":"%b","d":"%b","no":%d,"s":"%b"' % (
-            self.attempt.encode(), self.direction.encode(), self.no, self.step.encode(),
-        )  # fmt: skip
-
 
 DIRECTIONS = {"apply": ("apply", "replay"), "undo": ("undo",), "revoke": ("revoke",)}
 
@@ -2763,7 +2778,7 @@ class Toolhost:
             cookie = self.cookie + entry.key.encode() + b"\0"
             if not end_processes(entry.group, cookie, entry.started, _monotonic() + GONE_S):
                 raise Fault("io_error", "processes of %s cannot be ended" % entry.key)
-            self.journal.append(b"broken", ids_of(entry))
+            self.journal.append(record_of("broken", entry))
             return
         plan = self.journal.plan_of(entry)
         try:
@@ -2772,7 +2787,7 @@ class Toolhost:
             self.workspace.release()
         if CRASH_AT:
             crash("rolled_back")
-        self.journal.append(b"rolled", ids_of(entry), owe=True)
+        self.journal.append(record_of("rolled", entry), owe=True)
 
     def tidy(self):
         """Drops pre-images of forgotten records; compacts a journal that has grown too long."""
@@ -2841,8 +2856,7 @@ class Toolhost:
         body = self.receipt(call, verdict, marker, after, seq=self.journal.seq + 1, **more)
         if CRASH_AT:
             crash("before_done")
-        meta = done_meta(call.tool, call.digest, of, verdict)
-        self.journal.append(b"done", call.ids(), b',%b,"r":%b' % (meta, body))
+        self.journal.append(done_record(call, call.tool, call.digest, of, verdict), body)
         if CRASH_AT:
             crash("after_done")
         self.counters[verdict] += 1
@@ -3022,11 +3036,11 @@ class Toolhost:
         self.record_failure(call, marker, turned)
 
     def begin(self, call, ops, kept, group=0, started=0, pre=False):
-        more = b',"t":%b,"g":%b,"of":%b,"pg":%d,"st":%d,"pre":%b,"x":%b' % (
-            _dumps(call.tool).encode(), _dumps(call.digest).encode(), _dumps(call.of).encode(),
-            group, started, b"true" if pre else b"false", _dumps({"ops": ops, **kept}).encode(),
-        )  # fmt: skip
-        self.journal.append(b"begun", call.ids(), more)
+        record = {
+            "k": "begun", "a": call.attempt, "d": call.direction, "no": call.no, "s": call.step,
+            "t": call.tool, "g": call.digest, "of": call.of, "pg": group, "st": started, "pre": pre,
+        }  # fmt: skip
+        self.journal.append(record, _dumps({"ops": ops, **kept}).encode())
 
     def carry_out(self, call, marker, plan, result):
         """Pre-images, begun, effects, second reading, done: or all of it taken back."""
@@ -3059,7 +3073,7 @@ class Toolhost:
             # The record stays open: it is settled before anything else is done on this disk.
             raise Indeterminate("io_error", "cannot be rolled back yet: %s" % error) from error
         try:
-            self.journal.append(b"rolled", call.ids(), owe=True)
+            self.journal.append(record_of("rolled", call), owe=True)
         except OSError:
             return  # owed: it goes in front of the next record
 
@@ -3292,7 +3306,7 @@ class Toolhost:
         if not why and (after is None or after.raw != run.marker.raw):
             why = "marker_moved"
         if why:
-            self.journal.append(b"broken", call.ids())
+            self.journal.append(record_of("broken", call))
             raise Indeterminate(why, "the command was ended before it was done")
         result = result_of(child)
         outcome = "ok" if result.get("exit_code") == 0 and not child.timed_out else "failed"
@@ -3307,7 +3321,7 @@ class Toolhost:
         """Another toolhost has the lock: ends the attempt it runs, so that the lock comes free."""
         entry = self.entry_of_attempt(call.attempt)
         if entry is not None and entry.state == "open" and entry.group and not entry.revoked:
-            self.journal.append_unlocked(b"revoked", ids_of(entry))
+            self.journal.append_unlocked(record_of("revoked", entry))
             self.journal.refresh()
             cookie = self.cookie + entry.key.encode() + b"\0"
             end_processes(entry.group, cookie, entry.started, _monotonic() + 0.2)
@@ -3338,12 +3352,12 @@ class Toolhost:
         elif entry.state == "broken":
             raise Indeterminate("broken", "it began and left no record")
         if entry is None or not entry.revoked:
-            ids = call.ids() if entry is None else ids_of(entry)
+            record = record_of("revoked", call if entry is None else entry)
             if entry is None:
-                ids = ids.replace(b'"d":"revoke"', b'"d":"apply"')
+                record["d"] = "apply"
             if CRASH_AT:
                 crash("before_revoked")
-            self.journal.append(b"revoked", ids)
+            self.journal.append(record)
             if CRASH_AT:
                 crash("after_revoked")
         rolled = entry is not None and entry.state == "rolled"
@@ -3351,7 +3365,7 @@ class Toolhost:
 
     def revoke_running(self, entry):
         """Only our own command can be open while we hold the lock: ends it and waits."""
-        self.journal.append(b"revoked", ids_of(entry))
+        self.journal.append(record_of("revoked", entry))
         self.end_run("revoked", _monotonic() + GONE_S)
 
     def end_run(self, why, deadline):
@@ -3404,7 +3418,7 @@ class Toolhost:
                     crash("before_marker")
                 self.write_marker(epoch, session, nonce)
                 opened = {"k": "opened", "epoch": epoch, "session": session, "nonce": nonce}
-                self.journal.append(b"opened", _dumps(opened)[14:-1].encode())
+                self.journal.append(opened)
                 if CRASH_AT:
                     crash("opened")
         finally:
@@ -3451,7 +3465,7 @@ class Toolhost:
             if not entry.group:
                 continue
             if not entry.ended:
-                self.journal.append_unlocked(b"ended", ids_of(entry))
+                self.journal.append_unlocked(record_of("ended", entry))
                 if CRASH_AT:
                     crash("ended")
             if entry.group not in ended:
@@ -3847,7 +3861,7 @@ def forked_result(tool, args):
 
 def parse_head(raw):
     try:
-        head = json.loads(raw)
+        head = _loads(raw.decode("utf-8"))
     except (ValueError, RecursionError):
         raise Malformed("a head that is not JSON") from None
     if type(head) is not dict:
