@@ -21,12 +21,13 @@ from typing import Any, Final
 import msgspec
 from fencepost.client import cli, timeline, ulid
 from fencepost.client.client import Client, StepHandle
+from fencepost.client.errors import ToolFailedError
 from fencepost.client.outcome import StepOutcome
 from fencepost.client.processes import Child, StartError, free_port
 from fencepost.client.stack import Stack
 from fencepost.client.verify import verify
 from fencepost.contracts import subjects
-from fencepost.core.errors import RefusedError, ToolFailedError, UnknownError
+from fencepost.core.errors import RefusedError, UnknownError
 from fencepost.core.sandbox import entries as e
 from rich.console import Console
 
@@ -104,7 +105,7 @@ async def _common_planner(folder: Path, say: Say) -> dict[str, Any]:
     reclaimed = asyncio.Event()
     call = asyncio.create_task(_held(port, reclaimed))
     try:
-        await _until(lambda: (disk / FILE).is_file(), "the patch was not applied")
+        await _until((disk / FILE).is_file, "the patch was not applied")
         say(f"  apply_patch sent; the sandbox wrote {FILE} and answers 200 (held on its way)")
         sandbox.kill()
         shutil.rmtree(disk)
@@ -124,15 +125,20 @@ async def _common_planner(folder: Path, say: Say) -> dict[str, Any]:
         status, _ = await _http(port, "GET", f"/{FILE}")
     finally:
         sandbox.kill()
-    say(
-        f"  in the replacement: GET /{FILE} -> {status}. [red]Success is stored, the file is lost.[/]"
-    )
+    say(f"  in the replacement: GET /{FILE} -> {status}")
+    say("  [red]Success is stored, and the file is lost.[/]")
     return {"stored": stored, "file_present": status == 200}
 
 
 async def _plain_sandbox(folder: Path, disk: Path) -> tuple[Child, int]:
     port = free_port()
-    argv = [sys.executable, "-m", "fencepost.client.plain_sandbox", disk, str(port)]
+    argv: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "fencepost.client.plain_sandbox",
+        disk,
+        str(port),
+    ]
     child = Child.start("plain-sandbox", argv, log=folder / "sandbox.log")
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and child.is_running:
@@ -161,8 +167,8 @@ async def _http(port: int, method: str, path: str, body: bytes = b"") -> tuple[i
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), rest
+    status_line, _, rest = answer.partition(b"\r\n\r\n")
+    return int(status_line.split()[1]), rest
 
 
 # Fencepost
@@ -182,8 +188,8 @@ async def _fencepost(
         present = await _is_present(client)
         lines = [line async for line in timeline.lines(client, SANDBOX)]
         attempts, late = _attempts(lines, outcome.step)
-        for line in late:
-            say(f"  the late 200 arrives: {line}. [green]The commit is withheld.[/]")
+        for refused in late:
+            say(f"  the late 200 arrives: {refused}. [green]The commit is withheld.[/]")
         say(f"  the retry under the new fence: {outcome.state} at epoch {outcome.epoch}")
         found = "there" if present else "[red]missing[/]"
         say(f"  read_file {FILE} in the live sandbox: [green]{found}[/]")
