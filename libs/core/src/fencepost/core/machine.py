@@ -64,6 +64,16 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     order: Any
 
 
+class TermOpened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="term_opened"):
+    """The first entry of an owner. Number of shards and hash are checked at takeover."""
+
+    term: int
+    owner: str
+    shards: int
+    hash: str
+    machine: int
+
+
 class Machine(Protocol[State, Hints]):
     family: ClassVar[str]
     version: ClassVar[int]

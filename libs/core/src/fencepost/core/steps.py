@@ -99,14 +99,12 @@ class SandboxCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
     Creates a sandbox by hand, as published on `fp.v1.cmd.create.<sandbox>.<id>`.
 
-    It is held by a DAG of one: `dag` is its id (default: the sandbox's own id), `acquisition`
-    the acquisition's (default: the sandbox's id, as for every fresh sandbox).
+    It is kept by the claim `operator` until `fp.v1.cmd.release`; `reason` is recorded with it.
     """
 
     spec: SandboxSpec = SandboxSpec()
     sandbox: str = ""
-    dag: str = ""
-    acquisition: str = ""
+    reason: str = ""
 
 
 class CancelCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,7 +130,6 @@ class ResolveCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ReleaseCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ends one holder's hold, on `fp.v1.cmd.release.<sandbox>.<id>`; the last one releases."""
+    """Ends an operator's claim, on `fp.v1.cmd.release.<sandbox>.<id>`; the last reason releases."""
 
     sandbox: str = ""
-    dag: str = ""

@@ -202,6 +202,7 @@ def spec_of(command: StepCommand, digest: str, now_ms: int) -> StepSpec:
     )
 
 
+_DIGEST_OF_NOTHING = digest_of(b"")
 _PRE_IMAGE = Compensation(kind="pre_image")
 
 
@@ -245,8 +246,8 @@ def why_parked(sandbox: Sandbox) -> str:
 
 
 def undo_call(spec: StepSpec) -> tuple[str, msgspec.Raw, str]:
-    """The tool, arguments and digest of a step's compensation; tool "" restores the pre-image."""
+    """The tool, arguments and digest of a compensation; tool "" restores the pre-image."""
     if spec.compensation.kind == "pre_image":
-        return "", msgspec.Raw(b"null"), spec.digest
+        return "", msgspec.Raw(b"null"), _DIGEST_OF_NOTHING
     args = bytes(spec.compensation.args)
     return "run_command", spec.compensation.args, digest_of(args)

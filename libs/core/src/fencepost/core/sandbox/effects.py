@@ -167,7 +167,7 @@ def _to_authority(
 
 
 def _labels(sandbox: Sandbox, create_id: str) -> dict[str, str]:
-    dag, acquisition = next(iter(sandbox.holders.items()), ("", ""))
+    dag, acquisition = next(iter(sandbox.holders.items()), ("", sandbox.id))
     return {
         "sandbox": sandbox.id,
         "create_id": create_id,

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 from fencepost.core.facts import Capabilities, Ref
+from fencepost.core.machine import TermOpened as TermOpened  # noqa: PLC0414 - every family has it
 from fencepost.core.receipts import Direction, Receipt
 from fencepost.core.steps import SandboxSpec, StepSpec
 
@@ -26,16 +27,6 @@ Disk: TypeAlias = Literal["cold", "warm", "restored"]
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     sandbox: str
-
-
-class TermOpened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="term_opened"):
-    """The first entry of an owner. Number of shards and hash are checked at takeover."""
-
-    term: int
-    owner: str
-    shards: int
-    hash: str
-    machine: int
 
 
 class Refused(_Entry, frozen=True, kw_only=True, tag="refused"):
@@ -240,6 +231,19 @@ class HolderAdded(_Entry, frozen=True, kw_only=True, tag="holder_added"):
 
 class HolderRemoved(_Entry, frozen=True, kw_only=True, tag="holder_removed"):
     dag: str
+    acquisition: str
+
+
+class ToldEntry(_Entry, frozen=True, kw_only=True, tag="told"):
+    """What a DAG is told of its acquisition; the message is derived from it (`Told`)."""
+
+    dag: str
+    acquisition: str
+    phase: Literal["refused", "requested", "assigned", "ready", "releasing", "gone"]
+    reason: str = ""
+    evidence: str = ""
+    epoch: int = 0
+    ref: Ref | None = None
 
 
 class Claimed(_Entry, frozen=True, kw_only=True, tag="claimed"):
@@ -295,6 +299,7 @@ SandboxEntry: TypeAlias = (
     | ReceiptRefused
     | HolderAdded
     | HolderRemoved
+    | ToldEntry
     | Claimed
     | Unclaimed
     | Releasing

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fencepost.core import ids, limits
-from fencepost.core.machine import Place
+from fencepost.core.machine import Place, TermOpened
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.state import (
     Create,
@@ -27,7 +27,7 @@ def evolve(state: SandboxShard, entry: e.SandboxEntry, place: Place, now_ms: int
     _BY_KIND[type(entry)](state, entry, place, now_ms)
 
 
-def _term_opened(state: SandboxShard, entry: e.TermOpened, _place: Place, _now_ms: int) -> None:
+def _term_opened(state: SandboxShard, entry: TermOpened, _place: Place, _now_ms: int) -> None:
     assert entry.term == state.term + 1, "a term does not follow its predecessor"
     assert entry.shards == state.shards, "the number of shards changed under the ledger"
     state.term = entry.term
@@ -283,13 +283,30 @@ def _holder_added(state: SandboxShard, entry: e.HolderAdded, _place: Place, _now
     sandbox = state.sandboxes[entry.sandbox]
     assert not sandbox.releasing, "no holder is added to what is being released"
     sandbox.holders[entry.dag] = entry.acquisition
+    sandbox.debtors.pop(entry.dag, None)
+    sandbox.told.pop(entry.dag, None)
     sandbox.held_ever += 1
 
 
 def _holder_removed(
     state: SandboxShard, entry: e.HolderRemoved, _place: Place, _now_ms: int
 ) -> None:
-    state.sandboxes[entry.sandbox].holders.pop(entry.dag, None)
+    sandbox = state.sandboxes[entry.sandbox]
+    sandbox.holders.pop(entry.dag, None)
+    sandbox.debtors[entry.dag] = entry.acquisition
+
+
+def _told(state: SandboxShard, entry: e.ToldEntry, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes.get(entry.sandbox)
+    if sandbox is None or entry.phase == "refused":
+        return  # about an acquisition that never came to hold this sandbox
+    if entry.phase == "gone":
+        sandbox.debtors.pop(entry.dag, None)
+        sandbox.told.pop(entry.dag, None)
+    elif entry.phase == "releasing":
+        sandbox.told[entry.dag] = f"releasing/{entry.reason}/{entry.evidence}"
+    else:
+        sandbox.told[entry.dag] = entry.phase
 
 
 def _claimed(state: SandboxShard, entry: e.Claimed, _place: Place, _now_ms: int) -> None:
@@ -373,7 +390,7 @@ def _note_busy(state: SandboxShard, sandbox: Sandbox) -> None:
 
 
 _BY_KIND: dict[type, Callable[[SandboxShard, Any, Place, int], None]] = {
-    e.TermOpened: _term_opened,
+    TermOpened: _term_opened,
     e.Refused: _refused,
     e.Created: _created,
     e.RebuildIntended: _rebuild_intended,
@@ -397,6 +414,7 @@ _BY_KIND: dict[type, Callable[[SandboxShard, Any, Place, int], None]] = {
     e.ReceiptRefused: _receipt_refused,
     e.HolderAdded: _holder_added,
     e.HolderRemoved: _holder_removed,
+    e.ToldEntry: _told,
     e.Claimed: _claimed,
     e.Unclaimed: _unclaimed,
     e.Releasing: _releasing,

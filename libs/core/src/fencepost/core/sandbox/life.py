@@ -12,21 +12,21 @@ from __future__ import annotations
 
 from fencepost.core import facts, limits
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import outcomes
+from fencepost.core.sandbox import holding, outcomes
 from fencepost.core.sandbox.admission import refuse, unknown_sandbox
 from fencepost.core.sandbox.hints import Hints
 from fencepost.core.sandbox.inputs import CommandReceived
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
-from fencepost.core.steps import ReleaseCommand, SandboxCommand
+from fencepost.core.steps import SandboxCommand
 
 
 def create(
     state: SandboxShard, hints: Hints, value: CommandReceived, command: SandboxCommand, now_ms: int
 ) -> list[e.SandboxEntry]:
+    """Creates by hand: kept by a claim until `release`, since no DAG holds it."""
     known = state.sandboxes.get(value.sandbox)
-    dag = command.dag or value.sandbox
     if known is not None:
-        if dag in known.holders and known.spec == command.spec:
+        if holding.OPERATOR in known.claims and known.spec == command.spec:
             return []  # the same create, sent again
         return refuse(
             value, "create", "sandbox_exists", field="sandbox", detail="this id was used before"
@@ -47,9 +47,7 @@ def create(
     create_id = value.sandbox
     entries: list[e.SandboxEntry] = [
         e.Created(sandbox=value.sandbox, spec=spec, create_id=create_id),
-        e.HolderAdded(
-            sandbox=value.sandbox, dag=dag, acquisition=command.acquisition or value.sandbox
-        ),
+        e.Claimed(sandbox=value.sandbox, claim=holding.OPERATOR, reason=command.reason[:200]),
     ]
     gateway = hints.choose_for_create(value.sandbox, spec.provider, now_ms)
     if gateway:
@@ -57,21 +55,21 @@ def create(
     return entries
 
 
-def release(
-    state: SandboxShard, value: CommandReceived, command: ReleaseCommand
-) -> list[e.SandboxEntry]:
+def release(state: SandboxShard, value: CommandReceived) -> list[e.SandboxEntry]:
     sandbox = state.sandboxes.get(value.sandbox)
     if sandbox is None:
         return unknown_sandbox(state, value, "release")
-    dag = command.dag or value.sandbox
-    if dag not in sandbox.holders:
+    if holding.OPERATOR not in sandbox.claims:
         if sandbox.releasing or sandbox.gone:
             return []
-        return refuse(value, "release", "not_a_holder", field="dag", detail=f"{dag!r} holds it not")
-    entries: list[e.SandboxEntry] = [e.HolderRemoved(sandbox=sandbox.id, dag=dag)]
-    if len(sandbox.holders) == 1 and not sandbox.claims:
-        entries.append(e.Releasing(sandbox=sandbox.id, reason="no_holder"))
-    return entries
+        return refuse(
+            value,
+            "release",
+            "not_claimed",
+            field="sandbox",
+            detail="no operator holds it; a DAG's sandbox is released by its DAG",
+        )
+    return holding.unclaim(sandbox, holding.OPERATOR)
 
 
 def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> list[e.SandboxEntry]:
@@ -93,7 +91,7 @@ def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> l
         case facts.Lost():
             return _lost(sandbox, hints, value, now_ms)
         case facts.StopAnswered():
-            return _stop_answered(sandbox, value)
+            return _stop_answered(sandbox, hints, value, now_ms)
         case facts.Gone():
             return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
 
@@ -107,7 +105,8 @@ def _assigned(sandbox: Sandbox, value: facts.Assigned) -> list[e.SandboxEntry]:
             create_id=value.create_id,
             ref=value.ref,
             capabilities=value.capabilities,
-        )
+        ),
+        *holding.told_all(sandbox, "assigned", ref=value.ref),
     ]
 
 
@@ -126,7 +125,12 @@ def _create_failed(sandbox: Sandbox, value: facts.CreateFailed) -> list[e.Sandbo
     if sandbox.releasing and not value.ambiguous:
         others = [name for name in sandbox.creates if name != value.create_id]
         if sandbox.ref is None and not others:
-            entries.append(e.GoneEntry(sandbox=sandbox.id, instance="", evidence="never_created"))
+            evidence = "never_created" if sandbox.epoch == 0 else "observed_gone"
+            entries.append(e.GoneEntry(sandbox=sandbox.id, instance="", evidence=evidence))
+            entries += holding.told_gone(sandbox, evidence)
+    elif sandbox.releasing:
+        owed = sandbox.debtors.items()
+        entries += holding.tell(sandbox, owed, "releasing", reason="create_ambiguous")
     return entries
 
 
@@ -236,7 +240,8 @@ def _marked(sandbox: Sandbox, value: facts.Marked) -> list[e.SandboxEntry]:
             session=marking.session,
             gateway=marking.gateway,
             journal_seq=value.journal_seq,
-        )
+        ),
+        *holding.told_all(sandbox, "ready", epoch=marking.epoch),
     ]
 
 
@@ -266,16 +271,27 @@ def _lost(sandbox: Sandbox, hints: Hints, value: facts.Lost, now_ms: int) -> lis
     return []
 
 
-def _stop_answered(sandbox: Sandbox, value: facts.StopAnswered) -> list[e.SandboxEntry]:
+def _stop_answered(
+    sandbox: Sandbox, hints: Hints, value: facts.StopAnswered, now_ms: int
+) -> list[e.SandboxEntry]:
     if sandbox.ref != value.ref:
         return []
+    capabilities = sandbox.capabilities
+    if (
+        value.answer in ("accepted", "not_found")
+        and capabilities is not None
+        and not capabilities.observes_gone
+    ):
+        # The best that this provider can ever show; the evidence says so.
+        return _gone(sandbox, hints, value.ref, "stop_accepted", now_ms)
     return [
         e.StopAnsweredEntry(
             sandbox=sandbox.id,
             instance=value.ref.instance,
             answer=value.answer,
             detail=value.detail[:300],
-        )
+        ),
+        *holding.told_stop(sandbox, value),
     ]
 
 
@@ -293,7 +309,8 @@ def _gone(
         )
     entries.append(e.GoneEntry(sandbox=sandbox.id, instance=ref.instance, evidence=evidence))
     if sandbox.releasing:
-        return entries + outcomes.lost_with_disk(sandbox, final=True, reason="sandbox_released")
+        entries += outcomes.lost_with_disk(sandbox, final=True, reason="sandbox_released")
+        return entries if sandbox.creates else entries + holding.told_gone(sandbox, evidence)
     entries += outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")
     if sandbox.spec.rebuild and not sandbox.creates:
         create_id = f"{sandbox.id}.{sandbox.creates_made + 1}"

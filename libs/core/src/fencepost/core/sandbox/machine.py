@@ -8,11 +8,21 @@ from typing import Any, ClassVar
 import msgspec
 from fencepost.core import facts, ids, limits
 from fencepost.core.errors import LedgerBrokenError, PoisonedError
-from fencepost.core.machine import Effect, Event, Message, Place
-from fencepost.core.sandbox import admission, effects, evolve, inputs, life, outcomes, views
+from fencepost.core.machine import Effect, Event, Message, Place, TermOpened
+from fencepost.core.sandbox import (
+    admission,
+    effects,
+    evolve,
+    holding,
+    inputs,
+    life,
+    outcomes,
+    views,
+)
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.hints import Hints
 from fencepost.core.sandbox.state import SandboxShard
+from fencepost.core.shard_messages import Hold, Told, Unhold
 from fencepost.core.steps import (
     CancelCommand,
     ReleaseCommand,
@@ -45,6 +55,7 @@ _PACK = msgspec.json.Decoder(_Pack)
 _NAMES = msgspec.json.Decoder(_Names)
 _ENTRIES = msgspec.json.Decoder(list[e.SandboxEntry])
 _FACTS = msgspec.json.Decoder(facts.Fact)
+_MESSAGES = msgspec.json.Decoder(Hold | Unhold)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -73,7 +84,7 @@ class SandboxMachine:
 
     def decode(self, source: str, subject: str, data: bytes) -> Sequence[Any]:
         """
-        Decodes commands (`source` "commands" or "now") and facts ("facts").
+        Decodes commands (`source` "commands" or "now"), facts and dag shards' messages.
 
         A command's last three subject tokens are its kind, its sandbox and its id.
         """
@@ -82,6 +93,11 @@ class SandboxMachine:
                 return [_FACTS.decode(data)]
             except msgspec.MsgspecError as error:
                 raise PoisonedError(f"not a fact: {error}") from error
+        if source == "messages":
+            try:
+                return [_MESSAGES.decode(data)]
+            except msgspec.MsgspecError as error:
+                raise PoisonedError(f"not a message to a sandbox shard: {error}") from error
         kind, aggregate, id_ = subject.split(".")[-3:]
         if kind == "batch":
             try:
@@ -127,6 +143,10 @@ class SandboxMachine:
                 return self._decide_command(state, hints, value, now_ms)
             case inputs.Tick():
                 return _tick(state, hints, now_ms)
+            case Hold():
+                return holding.hold(state, hints, value, now_ms)
+            case Unhold():
+                return holding.unhold(state, value)
             case inputs.CommandMalformed():
                 return admission.malformed(value)
             case inputs.Poison():
@@ -155,8 +175,8 @@ class SandboxMachine:
                 return outcomes.cancel(state, value, command)
             case ResolveCommand() as command:
                 return outcomes.resolve(state, value, command)
-            case ReleaseCommand() as command:
-                return life.release(state, value, command)
+            case ReleaseCommand():
+                return life.release(state, value)
 
     def evolve(self, state: SandboxShard, entry: e.SandboxEntry, place: Place, now_ms: int) -> None:
         evolve.evolve(state, entry, place, now_ms)
@@ -183,8 +203,19 @@ class SandboxMachine:
         return effects.events_of(entry)
 
     def messages_of(self, entry: e.SandboxEntry) -> Iterable[Message]:
-        del entry
-        return ()
+        if type(entry) is not e.ToldEntry:
+            return ()
+        told = Told(
+            dag=entry.dag,
+            acquisition=entry.acquisition,
+            sandbox=entry.sandbox,
+            phase=entry.phase,
+            reason=entry.reason,
+            evidence=entry.evidence,
+            epoch=entry.epoch,
+            ref=entry.ref,
+        )
+        return (Message("dag", entry.dag, msgspec.to_builtins(told)),)
 
     view_step = staticmethod(views.view_step)
     view_sandbox = staticmethod(views.view_sandbox)
@@ -208,8 +239,8 @@ class SandboxMachine:
     def decode_state(self, data: bytes) -> SandboxShard:
         return msgspec.json.decode(data, type=SandboxShard)
 
-    def term_opened(self, term: int, owner: str, shards: int, hash_: str) -> e.TermOpened:
-        return e.TermOpened(term=term, owner=owner, shards=shards, hash=hash_, machine=self.version)
+    def term_opened(self, term: int, owner: str, shards: int, hash_: str) -> TermOpened:
+        return TermOpened(term=term, owner=owner, shards=shards, hash=hash_, machine=self.version)
 
 
 def _tick(state: SandboxShard, hints: Hints, now_ms: int) -> Sequence[e.SandboxEntry]:

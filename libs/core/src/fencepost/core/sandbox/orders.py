@@ -33,7 +33,8 @@ class Dispatch(
     A fenced call for a toolhost. `fence.direction` says which: apply, undo or revoke.
 
     `args` are the exact bytes that `digest` covers; for an undo they are the caller's own undo
-    command's, or empty for a restore from the pre-image, and `of` is the attempt to take back.
+    command's, or none (`null`, sent as no bytes) for a restore from the pre-image, and `of` is
+    the attempt to take back.
     """
 
     fence: Fence

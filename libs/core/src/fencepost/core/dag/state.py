@@ -1,0 +1,61 @@
+"""The state of one dag shard: a fold of its entries. What is settled leaves counters only."""
+
+from __future__ import annotations
+
+import msgspec
+from fencepost.core.dag.entries import Phase
+from fencepost.core.facts import Ref
+
+
+class Acquisition(msgspec.Struct, kw_only=True):
+    """One attempt to get a sandbox into a slot, from intent to gone."""
+
+    id: str
+    slot: str
+    sandbox: str
+    adopted: bool
+    phase: Phase = "intent"
+    ref: Ref | None = None
+    epoch: int = 0
+    reason: str = ""
+    evidence: str = ""
+    since_ms: int = 0
+
+
+class Dag(msgspec.Struct, kw_only=True):
+    """
+    `slots` maps a slot's name to the acquisition that it names now (a value, never an attribute).
+
+    `cursor`: acquisitions whose release a close has yet to begin. `cancels`: asked and not yet
+    answered, with the ledger time by which they are. `told` is the last verdict made public.
+    """
+
+    id: str
+    nodes: dict[str, str] = {}
+    acquisitions: dict[str, Acquisition] = {}
+    slots: dict[str, str] = {}
+    closed: bool = False
+    close_reason: str = ""
+    finished: str = ""
+    cancels: dict[str, int] = {}
+    answered: dict[str, None] = {}
+    cancelled_nodes: int = 0
+    held_ever: int = 0
+    gone: int = 0
+    abandoned: int = 0
+    last_evidence: str = ""
+    told: str = ""
+    opened_at_ms: int = 0
+    retry_of: str = ""
+
+
+class DagShard(msgspec.Struct, kw_only=True):
+    """`busy` names the DAGs with something outstanding or to answer."""
+
+    shard: int
+    shards: int
+    term: int = 0
+    owner: str = ""
+    dags: dict[str, Dag] = {}
+    busy: dict[str, None] = {}
+    poisoned: int = 0
