@@ -23,6 +23,31 @@ POINTS: Final = (
     "after_term_opened",
     "before_snapshot",
     "after_snapshot",
+    "gateway_order_received",
+    "gateway_frames_sent",
+    "gateway_receipt_received",
+    "gateway_before_receipts",
+    "gateway_after_receipts",
+    "gateway_before_create",
+    "gateway_after_create",
+    "gateway_before_stop",
+    "gateway_after_stop",
+    "gateway_before_assigned",
+    "gateway_after_assigned",
+    "gateway_before_create_failed",
+    "gateway_after_create_failed",
+    "gateway_before_found",
+    "gateway_after_found",
+    "gateway_before_marked",
+    "gateway_after_marked",
+    "gateway_before_attach_failed",
+    "gateway_after_attach_failed",
+    "gateway_before_lost",
+    "gateway_after_lost",
+    "gateway_before_stop_answered",
+    "gateway_after_stop_answered",
+    "gateway_before_gone",
+    "gateway_after_gone",
 )
 """Every point's name; a test walks them."""
 
@@ -36,6 +61,11 @@ def point(name: str) -> None:
     """Dies here when this point is armed."""
     if _ARMED and name == _ARMED:
         _die()
+
+
+def is_armed(name: str) -> bool:
+    """Tells whether this process is to die there: for a point that needs preparation."""
+    return name == _ARMED
 
 
 def _die() -> None:

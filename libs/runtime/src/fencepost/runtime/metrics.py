@@ -147,6 +147,14 @@ class GatewayMetrics(ServiceMetrics):
         self.channels_lost = self._counter("channels_lost_total", "channels that ended", "observed")
         self.heartbeats = self._counter("heartbeats_total", "heartbeats of toolhosts")
         self.reads = self._counter("reads_total", "read-only calls", "status")
+        self.facts_unacknowledged = self._counter(
+            "facts_unacknowledged_total",
+            "tries to publish a fact that were not acknowledged",
+            "kind",
+        )
+        self.lease_renewals_failed = self._counter(
+            "lease_renewals_failed_total", "renewals of the gateway's lease without an answer"
+        )
 
 
 class SweeperMetrics(ServiceMetrics):
