@@ -1,8 +1,8 @@
 """
 The walls of the `process` provider: what a tool's command line is wrapped in.
 
-One probe per process, done for real: namespaces are refused in many containers although the
-program is there, so only a run that worked counts.
+One probe per process, of the whole line and done for real: namespaces are refused in many
+containers although the program is there, so only a run that worked counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,8 +50,15 @@ class Bubblewrap:
     program: str
     user: tuple[str, ...]
     prlimit: str
+    is_sized: bool
 
-    def prefix(self, etc: Path, *, writable: bool, network: bool, processes: int) -> list[str]:
+    def scratch(self, memory_mb: int) -> tuple[str, ...]:
+        """Bounds the scratch folder that follows: what lies there is memory, of no process."""
+        return ("--size", str(memory_mb << 20)) if self.is_sized else ()
+
+    def prefix(
+        self, etc: Path, *, writable: bool, network: bool, processes: int, memory_mb: int
+    ) -> list[str]:
         """
         Builds the argv to put before a command. `{workspace}` and `{cwd}` are left for the
         toolhost to fill.
@@ -66,12 +74,17 @@ class Bubblewrap:
             words += ["--ro-bind-try", path, path]
         for name in ("passwd", "group"):
             words += ["--ro-bind", str(etc / name), f"/etc/{name}"]
-        words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for path in ("/dev/shm", "/tmp"):  # noqa: S108 - inside, and each sandbox's own
+            words += [*self.scratch(memory_mb), "--tmpfs", path]
         words += ["--bind" if writable else "--ro-bind", "{workspace}", WORKSPACE]
         # The toolhost names a command's folder as the host does: that name leads to the same place.
-        words += ["--symlink", WORKSPACE, "{workspace}", "--chdir", "{cwd}", "--"]
+        words += ["--symlink", WORKSPACE, "{workspace}", "--remount-ro", "/dev"]
+        words += ["--remount-ro", "/", "--chdir", "{cwd}", "--"]
+        # bubblewrap tells a program the folder by the host's name of it; its own is better.
+        words += ["/usr/bin/env", "-u", "PWD"]
         if self.prlimit:
-            words += [self.prlimit, f"--nproc={processes}", "--"]
+            words += [self.prlimit, f"--nproc={processes}"]
         return words
 
 
@@ -103,16 +116,35 @@ def probe() -> Bubblewrap | None:
     program = shutil.which("bwrap")
     if program is None:
         return None
-    prlimit = next((p for p in ("/usr/bin/prlimit",) if os.access(p, os.X_OK)), "")
+    prlimit = next((path for path in ("/usr/bin/prlimit",) if os.access(path, os.X_OK)), "")
     for user in _USER_CHOICES:
-        command = [program, *user, *_ALWAYS, "--unshare-net", *_system_binds()]
-        command += ["--proc", "/proc", "--dev", "/dev", "--", "/bin/sh", "-c", "exit 0"]
+        for is_sized in (True, False):
+            found = Bubblewrap(program=program, user=user, prlimit=prlimit, is_sized=is_sized)
+            if _works(found):
+                return found
+    return None
+
+
+def _works(found: Bubblewrap) -> bool:
+    """Runs a command behind the very walls that tools get."""
+    with tempfile.TemporaryDirectory(prefix="fencepost-probe-") as name:
+        folder = Path(name)
+        write_etc(folder / "etc")
+        workspace = folder / "workspace"
+        workspace.mkdir()
+        prefix = found.prefix(
+            folder / "etc", writable=True, network=False, processes=64, memory_mb=64
+        )
+        places = {"{workspace}": str(workspace), "{cwd}": str(workspace)}
+        command = [places.get(word, word) for word in prefix]
         try:
             done = subprocess.run(
-                command, check=False, capture_output=True, timeout=10, stdin=subprocess.DEVNULL
+                [*command, "/bin/sh", "-c", "echo > here"],
+                check=False,
+                capture_output=True,
+                timeout=10,
+                stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired):
-            return None
-        if done.returncode == 0:
-            return Bubblewrap(program=program, user=user, prlimit=prlimit)
-    return None
+            return False
+        return done.returncode == 0 and (workspace / "here").exists()

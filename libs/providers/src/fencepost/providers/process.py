@@ -327,7 +327,11 @@ class ProcessProvider:
             etc = self._root / ".etc"
             for option, writable in (("--exec-prefix", True), ("--exec-prefix-ro", False)):
                 prefix = self._wrap.prefix(
-                    etc, writable=writable, network=spec.network, processes=spec.processes
+                    etc,
+                    writable=writable,
+                    network=spec.network,
+                    processes=spec.processes,
+                    memory_mb=spec.memory_mb,
                 )
                 command += [option, json.dumps(prefix)]
         return [*command, "--limits", json.dumps(limits)]

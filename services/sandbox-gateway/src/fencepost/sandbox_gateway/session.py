@@ -320,7 +320,7 @@ class GatewaySession:
             orders = _ORDERS.decode(msg.data)
         except msgspec.DecodeError as error:
             self._metrics.orders_refused.labels("malformed").inc()
-            logger.error("orders_malformed", gateway=self.id, detail=str(error))
+            logger.warning("orders_malformed", gateway=self.id, detail=str(error))
             return
         may_write = self._lease.may_write(now_ms)
         writes: dict[Attachment, list[bytes]] = {}
