@@ -59,6 +59,11 @@ def commands_of_shard(shard: int) -> list[str]:
     return [f"{PREFIX}.in.{shard}.{kind}.*.*" for kind in COMMAND_KINDS]
 
 
+def commands_of_dag_shard(shard: int) -> list[str]:
+    """The filter of a dag shard's commands, as stored."""
+    return [f"{PREFIX}.in.{shard}.dag.*.*"]
+
+
 def parse_command(subject: str) -> Command:
     """Reads a stored command's subject back. Raises ValueError on any other subject."""
     parts = subject.split(".")
