@@ -16,7 +16,6 @@ from fencepost.contracts import subjects
 from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch, Position, Seen, Sent
 from fencepost.core.errors import LedgerBrokenError, UnknownError
 from fencepost.core.machine import Machine, Place
-from fencepost.core.sandbox.entries import TermOpened
 from fencepost.runtime import snapshots
 from fencepost.runtime.outbox import EventMaker, MessageMaker, Outbox
 from fencepost.runtime.ports import Bus, Clock, Log, Snapshots, Unknown, Valid
@@ -68,6 +67,7 @@ class Shard:
         self.shard = shard
         self.shards = shards
         self.subject = subjects.ledger(machine.family, shard)
+        self.term_type = type(machine.term_opened(0, "", shards, HASH))
         self.state: Any = machine.initial(shard, shards)
         self.hints: Any = machine.new_hints()
         self.head = 0
@@ -86,7 +86,8 @@ class Shard:
         """Changes the state; an error here is a bug that ends the ownership."""
         self.machine.evolve(self.state, entry, Place(after, index), now_ms)
 
-    def check_term(self, entry: TermOpened) -> None:
+    def check_term(self, entry: Any) -> None:
+        """Raises `LedgerBrokenError` on a `term_opened` that this owner could not have written."""
         if entry.shards != self.shards or entry.hash != HASH:
             raise LedgerBrokenError(
                 f"{self.subject}: cut for {entry.shards} shards by {entry.hash}, "
@@ -258,7 +259,7 @@ class Folder:
                     f"{shard.subject}: term {batch.term} at {seq} after term {shard.term}"
                 )
             for index, entry in enumerate(entries):
-                if isinstance(entry, TermOpened):
+                if type(entry) is shard.term_type:
                     shard.check_term(entry)
                 shard.evolve(entry, batch.prev, index, batch.now_ms)
             shard.head = seq

@@ -33,7 +33,6 @@ from fencepost.core.errors import (
     UnknownError,
 )
 from fencepost.core.machine import Effect, Machine
-from fencepost.core.sandbox.entries import TermOpened
 from fencepost.runtime import crash, exchange, snapshots
 from fencepost.runtime.fold import Folder, Shard, decode_batch
 from fencepost.runtime.metrics import RunnerMetrics
@@ -56,6 +55,7 @@ from fencepost.runtime.ports import (
 T = TypeVar("T")
 
 CLOCK_SKEW_MS_MAX: Final = 5_000
+TICKS_MAX: Final = 128
 POSITIONS_LAZY_MS: Final = 1_000
 SWEEP_MS: Final = 1_000
 SNAPSHOT_EVERY: Final = 2_000
@@ -79,8 +79,14 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class Durable(NamedTuple):
-    """One durable input of a shard: its stream (the name of its position) and its subjects."""
+    """
+    One durable input of a shard.
 
+    `source` is its name towards the machine, `stream` its name in the recorded positions, `share`
+    how many of its inputs one batch may take.
+    """
+
+    source: str
     stream: str
     filters: list[str]
     share: int = limits.BATCH_INPUTS_MAX
@@ -273,13 +279,7 @@ class ShardRunner:
         shard = self.shard
         shard.term += 1
         turn = _Turn(max(self._clock.now_ms(), shard.now_ms))
-        entry = TermOpened(
-            term=shard.term,
-            owner=self.owner,
-            shards=shard.shards,
-            hash=HASH,
-            machine=self.machine.version,
-        )
+        entry = self.machine.term_opened(shard.term, self.owner, shard.shards, HASH)
         self._add(turn, [entry])
         self._publish(turn, await self._append(turn))
 
@@ -455,14 +455,20 @@ class ShardRunner:
     def _tick(self, turn: _Turn, mono_ms: int) -> None:
         """Time comes before every other input of the batch (S-07)."""
         shard = self.shard
-        due_ms = self.machine.next_due_ms(shard.state, shard.hints)
-        if due_ms is None or due_ms > turn.now_ms or mono_ms < self._tick_muted_ms:
+        if mono_ms < self._tick_muted_ms:
             return
-        before = len(turn.entries)
-        self._take(turn, self.machine.tick(), "tick", "", 0)
-        if len(turn.entries) == before:
-            # A tick that was due and made nothing would be due at once again.
-            self._tick_muted_ms = mono_ms + 50
+        for _ in range(TICKS_MAX):
+            due_ms = self.machine.next_due_ms(shard.state, shard.hints)
+            if due_ms is None or due_ms > turn.now_ms or turn.is_full:
+                return
+            before = len(turn.entries)
+            self._take(turn, self.machine.tick(), "tick", "", 0)
+            if len(turn.entries) == before:
+                due_ms = self.machine.next_due_ms(shard.state, shard.hints)
+                if due_ms is not None and due_ms <= turn.now_ms:
+                    # A tick that was due and made nothing would be due at once again.
+                    self._tick_muted_ms = mono_ms + 50
+                return
 
     def _take_volatile(self, turn: _Turn) -> None:
         share = limits.BATCH_INPUTS_MAX // 2
@@ -481,7 +487,7 @@ class ShardRunner:
                 message = lane.taking
                 assert message is not None
                 self._take(
-                    turn, lane.left.popleft(), lane.durable.stream, message.subject, message.seq
+                    turn, lane.left.popleft(), lane.durable.source, message.subject, message.seq
                 )
                 share -= 1
                 if not lane.left:
@@ -495,19 +501,19 @@ class ShardRunner:
             if lane.receiver is not None:
                 share -= self._take_exchange(turn, lane, message)
                 continue
-            lane.left.extend(self._decode_input(turn, lane.durable.stream, message, message.data))
+            lane.left.extend(self._decode_input(turn, lane.durable.source, message, message.data))
             lane.taking = message
             if not lane.left:
                 self._done(lane, message)
 
     def _decode_input(
-        self, turn: _Turn, stream: str, message: InputMessage, data: bytes
+        self, turn: _Turn, source: str, message: InputMessage, data: bytes
     ) -> Sequence[Any]:
         try:
-            return self.machine.decode(stream, message.subject, data)
+            return self.machine.decode(source, message.subject, data)
         except Exception as error:
             # Contained: an input that cannot be understood is recorded and passed over (S-221).
-            self._poison(turn, stream, message.subject, message.seq, error)
+            self._poison(turn, source, message.subject, message.seq, error)
             return ()
 
     def _done(self, lane: _Lane, message: InputMessage) -> None:
@@ -586,7 +592,7 @@ class ShardRunner:
         try:
             envelope = exchange.decode(message.data)
         except PoisonedError as error:
-            self._poison(turn, lane.durable.stream, message.subject, message.seq, error)
+            self._poison(turn, lane.durable.source, message.subject, message.seq, error)
             self._done(lane, message)
             return 1
         if envelope.resend:
@@ -607,9 +613,9 @@ class ShardRunner:
             **self.shard.last_seen,
             envelope.sender: Seen(envelope.seq, envelope.index),
         }
-        values = self._decode_input(turn, lane.durable.stream, message, bytes(envelope.body))
+        values = self._decode_input(turn, lane.durable.source, message, bytes(envelope.body))
         for value in values:
-            self._take(turn, value, lane.durable.stream, message.subject, message.seq)
+            self._take(turn, value, lane.durable.source, message.subject, message.seq)
         return len(values)
 
     async def _send_again(self, ask: Envelope) -> None:

@@ -1,0 +1,222 @@
+"""
+The life of a service: start, ready, drain, stop; the same for all of them.
+
+A service is a FastStream application under an ASGI server: `/healthz` (the process turns),
+`/readyz` (it does its work), `/metrics`, and the AsyncAPI document at `/asyncapi`. SIGTERM drains:
+what is in flight is finished and what is held is handed over, then the process ends with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+import structlog
+from faststream.asgi import AsgiFastStream, AsgiResponse, AsyncAPIRoute, get
+from faststream.nats import NatsBroker
+from faststream.specification import AsyncAPI
+from fencepost.core.errors import FencepostError
+from fencepost.runtime.metrics import ServiceMetrics
+from fencepost.runtime.settings import Settings
+
+logger = structlog.get_logger(__name__)
+
+
+def configure_logging(settings: Settings, service: str) -> None:
+    """Structured lines on standard error: JSON, or for people on a terminal."""
+    level = getattr(logging, settings.log_level.upper())
+    console = settings.log_format == "console" or (
+        settings.log_format == "auto" and sys.stderr.isatty()
+    )
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+
+
+class Service:
+    """
+    One service process. `start` and `stop` are the service's own; `ready` says "" or why not.
+
+    `start` may raise `FencepostError`: the process then ends with 1 and one line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        metrics: ServiceMetrics,
+        *,
+        start: Callable[[], Awaitable[None]],
+        stop: Callable[[], Awaitable[None]],
+        ready: Callable[[], str],
+        describe: Callable[[NatsBroker], None] | None = None,
+        description: str = "",
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.metrics = metrics
+        self._start = start
+        self._stop = stop
+        self._ready = ready
+        self._failed: FencepostError | None = None
+        broker_options: dict[str, Any] = {}
+        if settings.nats_creds:
+            broker_options["user_credentials"] = settings.nats_creds
+        self.broker = NatsBroker(
+            [part.strip() for part in settings.nats_url.split(",")],
+            name=f"fencepost-{name}-control",
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=1,
+            logger=None,
+            **broker_options,
+        )
+        if describe is not None:
+            describe(self.broker)
+        self.app = AsgiFastStream(
+            self.broker,
+            logger=None,
+            specification=AsyncAPI(
+                self.broker,
+                title=f"fencepost {name}",
+                version=_version(),
+                description=description,
+            ),
+            asyncapi_path=AsyncAPIRoute("/asyncapi", try_it_out_path=None),
+            asgi_routes=[
+                ("/healthz", self._healthz()),
+                ("/readyz", self._readyz()),
+                ("/metrics", self._metrics_route()),
+            ],
+            on_startup=[self._on_startup],
+            on_shutdown=[self._on_shutdown],
+        )
+
+    def _healthz(self) -> Any:
+        @get(include_in_schema=False)
+        async def healthz(scope: Any) -> AsgiResponse:
+            del scope
+            return AsgiResponse(b"ok\n", 200)
+
+        return healthz
+
+    def _readyz(self) -> Any:
+        @get(include_in_schema=False)
+        async def readyz(scope: Any) -> AsgiResponse:
+            del scope
+            why = self._ready()
+            self.metrics.up.set(0 if why else 1)
+            if why:
+                return AsgiResponse(f"not ready: {why}\n".encode(), 503)
+            return AsgiResponse(b"ready\n", 200)
+
+        return readyz
+
+    def _metrics_route(self) -> Any:
+        @get(include_in_schema=False)
+        async def metrics(scope: Any) -> AsgiResponse:
+            del scope
+            self.metrics.up.set(0 if self._ready() else 1)
+            return AsgiResponse(
+                self.metrics.text(), 200, {"Content-Type": "text/plain; version=0.0.4"}
+            )
+
+        return metrics
+
+    async def _on_startup(self) -> None:
+        try:
+            await self._start()
+        except FencepostError as error:
+            self._failed = error
+            raise
+        logger.info("service_started", service=self.name)
+
+    async def _on_shutdown(self) -> None:
+        logger.info("service_draining", service=self.name)
+        self.metrics.up.set(0)
+        try:
+            await asyncio.wait_for(self._stop(), self.settings.drain_s)
+        except TimeoutError:
+            logger.warning("service_drain_took_too_long", service=self.name)
+        logger.info("service_stopped", service=self.name)
+
+    async def _serve(self) -> None:
+        await self.app.run(
+            log_level=logging.WARNING,
+            run_extra_options={
+                "host": self.settings.http_host,
+                "port": self.settings.http_port,
+                "log_config": None,
+                "access_log": "false",
+                "lifespan": "on",
+            },
+        )
+
+    def run(self) -> NoReturn:
+        """Runs until SIGTERM or SIGINT; then exits the process."""
+        if not __debug__:
+            raise SystemExit("fencepost does not run with -O: its assertions are part of it")
+        # The ASGI server raises the signal again once it has shut down.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _exit)
+        try:
+            _run_loop(self._serve())
+        finally:
+            if self._failed is not None:
+                raise SystemExit(f"fencepost {self.name}: {self._failed}") from None
+        raise SystemExit(0)
+
+
+def _exit(number: int, frame: Any) -> NoReturn:
+    del number, frame
+    raise SystemExit(0)
+
+
+def _run_loop(coroutine: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(coroutine)
+    else:
+        uvloop.run(coroutine)
+
+
+def _version() -> str:
+    try:
+        return version("fencepost-runtime")
+    except PackageNotFoundError:
+        return "0"
+
+
+def main(build: Callable[[], Service]) -> NoReturn:
+    """Builds and runs a service; a wrong setting ends the process with one clear text."""
+    try:
+        service = build()
+    except FencepostError as error:
+        raise SystemExit(str(error)) from None
+    service.run()

@@ -1,0 +1,275 @@
+"""
+The planner: the sandbox machine on every shard that the spreader gives to this process.
+
+Composition only: adapters, runners, subjects, metrics. What a step may become is decided in
+`fencepost.core.sandbox`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import structlog
+from faststream.nats import NatsBroker
+from fencepost.contracts import streams as table
+from fencepost.contracts import subjects
+from fencepost.core.errors import LedgerBrokenError, OwnershipLostError
+from fencepost.core.machine import Effect
+from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox.inputs import GatewaySeen
+from fencepost.core.sandbox.machine import SandboxMachine
+from fencepost.planner import dispatching
+from fencepost.planner.owned import OwnedShard
+from fencepost.planner.receipts import Receipts
+from fencepost.runtime import service, settings, spreader, streams
+from fencepost.runtime.bus import JetStreamInputs, NatsBus
+from fencepost.runtime.clock import SystemClock
+from fencepost.runtime.ledger import JetStreamLog
+from fencepost.runtime.link import Link
+from fencepost.runtime.metrics import PlannerMetrics
+from fencepost.runtime.ports import ClockSkewedError, InputLostError
+from fencepost.runtime.shard_runner import Durable, ShardRunner
+from fencepost.runtime.snapshots import JetStreamSnapshots
+
+FAMILY: Final = "sandbox"
+UNOWNABLE: Final = (LedgerBrokenError, InputLostError, ClockSkewedError)
+
+logger = structlog.get_logger(__name__)
+_SEEN = msgspec.json.Decoder(GatewaySeen)
+
+
+class Planner:
+    """One planner process."""
+
+    def __init__(self, config: settings.Settings, metrics: PlannerMetrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._receipts = Receipts(config.key(), self._receipt_undecodable)
+        self._clock = SystemClock()
+        self.replica = f"planner-{secrets.token_hex(6)}"
+        self.owned: dict[int, OwnedShard] = {}
+        self._unownable: dict[int, str] = {}
+        self._link: Link | None = None
+        self._spreader: spreader.Spreader | None = None
+
+    # Life.
+
+    async def start(self) -> None:
+        """Connects, declares or checks the streams, and begins to take shards."""
+        link = self._link = await Link.connect(
+            self._config.nats_url,
+            name=self.replica,
+            creds=self._config.nats_creds,
+            on_denied=lambda _detail: self._metrics.publish_denied.inc(),
+        )
+        link.on_lost(self._metrics.reconnects.inc)
+        await streams.declare(
+            link, self._config.shards, create=self._config.declare, replicas=self._config.replicas
+        )
+        self._bus = NatsBus(link)
+        self._log = JetStreamLog(link)
+        self._inputs = JetStreamInputs(link)
+        self._snapshots = JetStreamSnapshots(link)
+        self._spreader = spreader.Spreader(
+            spreader.Owners(link, FAMILY),
+            self._clock,
+            replica=self.replica,
+            shards=self._config.shards,
+            own=self._own,
+            give_up=self._give_up,
+        )
+        await self._bus.subscribe(subjects.GATEWAY_SEEN, self._on_gateway_seen)
+        self._spreader.start()
+
+    async def stop(self) -> None:
+        """Hands every shard over and closes."""
+        if self._spreader is not None:
+            await self._spreader.stop()
+        if self._link is not None:
+            await self._link.close()
+
+    def ready(self) -> str:
+        """Says why this planner does not do its work, or nothing."""
+        if self._link is None or not self._link.is_connected:
+            return "not connected to NATS"
+        self._metrics.publish_dropped.set(self._link.dropped)
+        if self._unownable:
+            shard, why = next(iter(self._unownable.items()))
+            return f"shard {shard} cannot be owned: {why}"
+        if self._spreader is not None and not self._spreader.is_settled:
+            return "shards are being taken over"
+        return ""
+
+    # Shards.
+
+    def _runner(self, shard: int, machine: SandboxMachine) -> ShardRunner:
+        return ShardRunner(
+            machine,
+            shard,
+            self._config.shards,
+            owner=self.replica,
+            log=self._log,
+            bus=self._bus,
+            clock=self._clock,
+            inputs=self._inputs,
+            durables=[
+                Durable("facts", table.FACTS, subjects.facts_of_shard(shard), 256),
+                Durable("messages", table.MESSAGES, [subjects.message(FAMILY, shard)], 256, True),
+                Durable("commands", table.COMMANDS, subjects.commands_of_shard(shard)),
+            ],
+            perform=self._perform,
+            metrics=self._metrics,
+            snapshot_store=self._snapshots,
+            accepted=self._count,
+        )
+
+    async def _own(self, shard: int) -> None:
+        machine = SandboxMachine(lease_ms=self._config.lease_ms)
+        runner = self._runner(shard, machine)
+        owned = OwnedShard(
+            shard,
+            self._config.shards,
+            runner,
+            machine,
+            bus=self._bus,
+            receipts=self._receipts,
+            metrics=self._metrics,
+        )
+        try:
+            await owned.start()
+        except UNOWNABLE as error:
+            self._unownable[shard] = str(error)
+            self._metrics.shards_unowned.set(len(self._unownable))
+            self._metrics.takeovers.labels("refused").inc()
+            logger.critical("shard_unownable", shard=shard, detail=str(error))
+            if isinstance(error, ClockSkewedError):
+                self._clock.anchor()
+            raise
+        self._unownable.pop(shard, None)
+        self.owned[shard] = owned
+        self._metrics.takeovers.labels("owned").inc()
+        self._metrics.shards_owned.set(len(self.owned))
+        self._metrics.shards_unowned.set(len(self._unownable))
+        runner.ended.add_done_callback(lambda ended: self._ended(shard, owned, ended.result()))
+
+    async def _give_up(self, shard: int) -> None:
+        owned = self.owned.pop(shard, None)
+        if owned is not None:
+            await owned.stop()
+        self._unownable.pop(shard, None)
+        self._metrics.shards_owned.set(len(self.owned))
+
+    def _ended(self, shard: int, owned: OwnedShard, error: Exception | None) -> None:
+        """An ownership ended: by itself when there is an error, else because it was given up."""
+        if error is None or self.owned.get(shard) is not owned:
+            return
+        del self.owned[shard]
+        self._metrics.shards_owned.set(len(self.owned))
+        if not isinstance(error, OwnershipLostError):
+            self._unownable[shard] = str(error)
+            self._metrics.shards_unowned.set(len(self._unownable))
+        if self._spreader is not None:
+            self._spreader.ended(shard, owned.stop(hand_over=False))
+
+    # Inputs, effects, counting.
+
+    def _on_gateway_seen(self, subject: str, data: bytes, reply: str) -> None:
+        del reply
+        try:
+            seen = _SEEN.decode(data)
+        except msgspec.DecodeError as error:
+            self._metrics.inputs_poisoned.labels("volatile").inc()
+            logger.warning("undecodable", subject=subject, detail=str(error))
+            return
+        for owned in self.owned.values():
+            owned.runner.submit(seen)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        dispatching.perform(self._bus, effects)
+
+    def _receipt_undecodable(self, detail: str) -> None:
+        self._metrics.receipts_refused.labels("undecodable").inc()
+        logger.error("receipt_undecodable", detail=detail)
+
+    def _count(self, entries: Sequence[Any]) -> None:
+        """Counts accepted entries, and logs what a person may look for."""
+        metrics = self._metrics
+        for entry in entries:
+            match entry:
+                case e.Committed():
+                    metrics.steps_committed.inc()
+                case e.Compensated() if entry.final:
+                    metrics.steps_compensated.labels(entry.reason).inc()
+                case e.Indeterminate():
+                    metrics.steps_indeterminate.labels(entry.reason).inc()
+                    logger.warning(
+                        "step_indeterminate",
+                        sandbox=entry.sandbox,
+                        step=entry.step,
+                        attempt=entry.attempt,
+                        reason=entry.reason,
+                    )
+                case e.Refused():
+                    metrics.commands_refused.labels(entry.reason).inc()
+                case e.ReceiptRefused():
+                    metrics.receipts_refused.labels(entry.reason).inc()
+                    logger.warning(
+                        "receipt_refused",
+                        sandbox=entry.sandbox,
+                        step=entry.step,
+                        attempt=entry.attempt,
+                        epoch=entry.epoch,
+                        reason=entry.reason,
+                    )
+                case e.EpochOpened():
+                    metrics.epochs_opened.labels(entry.disk).inc()
+                    logger.info("epoch_opened", sandbox=entry.sandbox, epoch=entry.epoch)
+                case e.EpochClosed():
+                    metrics.epochs_closed.labels(entry.reason).inc()
+                    logger.info(
+                        "epoch_closed",
+                        sandbox=entry.sandbox,
+                        epoch=entry.epoch,
+                        reason=entry.reason,
+                    )
+                case _:
+                    pass
+
+
+def _describe(broker: NatsBroker) -> None:
+    """What the AsyncAPI document says that a planner publishes; the hot path does it itself."""
+    for subject, title, text in (
+        (
+            f"{subjects.PREFIX}.ledger.{FAMILY}.*",
+            "ledger",
+            "Batches of a shard: the only authority.",
+        ),
+        (
+            f"{subjects.PREFIX}.dispatch.*",
+            "orders",
+            "Fenced calls and orders for one gateway session: a JSON array.",
+        ),
+        (f"{subjects.PREFIX}.event.>", "events", "Public events, each with its ledger position."),
+    ):
+        broker.publisher(subject, title=title, description=text)
+
+
+def build() -> service.Service:
+    """Builds the service from the environment. Raises `RefusedError` on a wrong setting."""
+    config = settings.load(settings.Settings)
+    service.configure_logging(config, "planner")
+    metrics = PlannerMetrics()
+    planner = Planner(config, metrics)
+    return service.Service(
+        "planner",
+        config,
+        metrics,
+        start=planner.start,
+        stop=planner.stop,
+        ready=planner.ready,
+        describe=_describe,
+        description="Runs the sandbox machine; the only service that commits a step.",
+    )
