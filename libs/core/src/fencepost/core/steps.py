@@ -31,7 +31,9 @@ def digest_of(args: bytes) -> str:
     return "sha256:" + hashlib.sha256(args).hexdigest()
 
 
-class Compensation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Compensation(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """
     How an effect is taken back.
 
