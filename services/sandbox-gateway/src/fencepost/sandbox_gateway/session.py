@@ -58,6 +58,7 @@ from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
 from fencepost.sandbox_gateway import blobs, frames, oversize
 from fencepost.sandbox_gateway.attachment import Attachment, ChannelEndedError
+from fencepost.sandbox_gateway.faults import Faults
 from fencepost.sandbox_gateway.frames import Head
 from fencepost.sandbox_gateway.lease import Lease
 from fencepost.sandbox_gateway.outbox import FactOutbox, ReceiptOutbox, publish_acked
@@ -131,6 +132,16 @@ class GatewaySession:
         self._receipts = ReceiptOutbox(link)
         self._facts = FactOutbox(link, self._fact_answered)
         self._reads = Reads(link, metrics)
+        self._faults: Faults | None = None
+        if options.allow_faults:
+            self._faults = Faults(
+                link,
+                attached=self._attached.get,
+                reclaim=self._reclaim,
+                publish=lambda attachment, stamped, size: self._receipts.put(
+                    attachment.shard, stamped, size
+                ),
+            )
         self._busy: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatched = {
@@ -190,6 +201,8 @@ class GatewaySession:
         grace_s = 1.0 if graceful else 0.0
         await asyncio.gather(*(attachment.end(grace_s=grace_s) for attachment in attachments))
         self._receipts.flush()
+        if self._faults is not None:
+            await self._faults.close()
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -424,7 +437,9 @@ class GatewaySession:
             at_ms=self._clock.now_ms(),
             receipt=body,
         )
-        self._receipts.put(attachment.shard, stamped, len(body) + 256)
+        size = len(body) + 256
+        if self._faults is None or not self._faults.holds(attachment, stamped, size):
+            self._receipts.put(attachment.shard, stamped, size)
 
     async def _publish_oversized(
         self, attachment: Attachment, body: bytes, receipt: Receipt | None
@@ -548,13 +563,8 @@ class GatewaySession:
                 subjects.read(attachment.sandbox), lambda msg: self._reads.take(attachment, msg)
             )
         ]
-        if self._options.allow_faults:
-            self._subscriptions[attachment].append(
-                await self._link.subscribe_raw(
-                    subjects.fault(attachment.sandbox),
-                    lambda msg: self._take_fault(attachment, msg),
-                )
-            )
+        if self._faults is not None:
+            await self._faults.listen(attachment.sandbox)
         if self._attached.get(attachment.sandbox) is not attachment:
             await self._unsubscribe(attachment)
 
@@ -772,22 +782,10 @@ class GatewaySession:
             )
         )
 
-    # -- faults on demand ----------------------------------------------------------------------
-
-    def _take_fault(self, attachment: Attachment, msg: Any) -> None:
-        self._spawn(("fault", attachment.session), self._inject(attachment, msg.data, msg.reply))
-
-    async def _inject(self, attachment: Attachment, data: bytes, reply: str) -> None:
-        try:
-            wanted = msgspec.json.decode(data, type=dict[str, str])
-        except msgspec.DecodeError:
-            wanted = {}
+    async def _reclaim(self, attachment: Attachment) -> bool:
+        """Takes a sandbox away behind everybody's back, this session's included."""
         provider = self._provider_of(attachment.ref)
-        done = False
-        if wanted.get("do") == "reclaim" and provider is not None:
-            done = await provider.reclaim(attachment.ref)
-        if reply:
-            self._link.publish(reply, _encode({"ok": done}))
+        return provider is not None and await provider.reclaim(attachment.ref)
 
 
 def _assert_found(attachment: Attachment) -> Any:

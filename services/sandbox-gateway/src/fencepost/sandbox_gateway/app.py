@@ -1,0 +1,160 @@
+"""
+The sandbox-gateway: providers, one NATS connection, and one gateway session after the other.
+
+Composition only. What a session does is in `session`, when it must stop writing in `lease`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Final
+
+import structlog
+from faststream.nats import NatsBroker
+from fencepost.contracts import subjects
+from fencepost.core.sandbox.inputs import GatewaySeen
+from fencepost.providers.process import ProcessProvider
+from fencepost.providers.protocol import Provider
+from fencepost.runtime import service, settings, streams
+from fencepost.runtime.clock import SystemClock
+from fencepost.runtime.link import Link
+from fencepost.runtime.metrics import GatewayMetrics
+from fencepost.sandbox_gateway.blobs import NatsBlobs
+from fencepost.sandbox_gateway.session import GatewaySession, Options
+from pydantic import Field
+
+GONE_WITHIN_MS: Final = 5_000
+
+logger = structlog.get_logger(__name__)
+
+
+class GatewaySettings(settings.Settings):
+    """
+    What a gateway can be told besides.
+
+    `sandbox_root`: the folder of the `process` provider's sandboxes; gateways of one host that
+    share it can all reach them. `deployment` keeps two deployments on one root apart.
+    `allow_faults` lets anybody who may publish reclaim sandboxes: for demonstrations and tests.
+    """
+
+    sandbox_root: Path | None = None
+    deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\Z")
+    isolate: bool = True
+    allow_faults: bool = False
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, config: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._options = Options(
+            shards=config.shards,
+            master=config.key(),
+            lease_ms=config.lease_ms,
+            heartbeat_ms=config.heartbeat_ms,
+            gone_within_ms=GONE_WITHIN_MS,
+            allow_faults=config.allow_faults,
+        )
+        self._clock = SystemClock()
+        self._stopping = asyncio.Event()
+        self._link: Link | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._session: GatewaySession | None = None
+
+    async def start(self) -> None:
+        """Looks at the providers, connects, and begins with a session."""
+        config = self._config
+        provider = ProcessProvider(
+            config.sandbox_root or config.data / "sandboxes",
+            deployment=config.deployment,
+            heartbeat_ms=config.heartbeat_ms,
+            isolate=config.isolate,
+        )
+        providers: dict[str, Provider] = {provider.traits.name: provider}
+        logger.info(
+            "provider_ready",
+            provider=provider.traits.name,
+            authority=provider.traits.authority,
+            isolation=provider.traits.capabilities.isolation,
+        )
+        link = self._link = await Link.connect(
+            config.nats_url,
+            name="sandbox-gateway",
+            creds=config.nats_creds,
+            on_denied=lambda _detail: self._metrics.publish_denied.inc(),
+        )
+        link.on_lost(self._metrics.reconnects.inc)
+        await streams.declare(link, config.shards, create=config.declare, replicas=config.replicas)
+        self._running = asyncio.create_task(self._sessions(link, providers))
+
+    async def _sessions(self, link: Link, providers: dict[str, Provider]) -> None:
+        """A session that is over is followed by another one, under another id."""
+        while not self._stopping.is_set():
+            self._session = GatewaySession(
+                link,
+                providers=providers,
+                options=self._options,
+                clock=self._clock,
+                metrics=self._metrics,
+                blob_store=NatsBlobs(link),
+            )
+            await self._session.run(self._stopping)
+
+    async def stop(self) -> None:
+        """Says goodbye, ends the toolhosts in peace, and closes."""
+        self._stopping.set()
+        if self._running is not None:
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self._link is not None:
+            await self._link.close()
+
+    def ready(self) -> str:
+        """Says why this gateway does not do its work, or nothing."""
+        if self._link is None or not self._link.is_connected:
+            return "not connected to NATS"
+        self._metrics.publish_dropped.set(self._link.dropped)
+        if self._running is not None and self._running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                return f"sessions ended: {self._running.exception()}"
+        if self._session is None or not self._session.is_open:
+            return "no lease"
+        return ""
+
+
+def _describe(broker: NatsBroker) -> None:
+    """What the AsyncAPI document says that a gateway publishes; the hot path does it itself."""
+    prefix = subjects.PREFIX
+    for subject, title, text in (
+        (f"{prefix}.fact.*.*", "facts", "What was seen of sandboxes, durably."),
+        (f"{prefix}.receipt.*", "receipts", "Stamped receipts: a JSON array for one shard."),
+        (f"{prefix}.heartbeat.*", "heartbeats", "Toolhosts that re-read their markers."),
+    ):
+        broker.publisher(subject, title=title, description=text)
+    broker.publisher(
+        subjects.GATEWAY_SEEN,
+        title="seen",
+        description="A gateway session is alive, and what it can reach.",
+        schema=GatewaySeen,
+    )
+
+
+def build() -> service.Service:
+    """Builds the service from the environment. Raises `RefusedError` on a wrong setting."""
+    config = settings.load(GatewaySettings)
+    service.configure_logging(config, "sandbox-gateway")
+    metrics = GatewayMetrics()
+    gateway = Gateway(config, metrics)
+    return service.Service(
+        "sandbox-gateway",
+        config,
+        metrics,
+        start=gateway.start,
+        stop=gateway.stop,
+        ready=gateway.ready,
+        describe=_describe,
+        description="Hands and eyes: carries out orders, stamps receipts, reports what it sees.",
+    )

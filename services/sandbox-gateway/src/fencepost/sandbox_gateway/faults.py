@@ -1,0 +1,145 @@
+"""
+Faults on demand, for demonstrations and tests: a reclaimed sandbox, a receipt that comes late.
+
+Only where the settings allow it. Nothing is faked: a reclaim kills real processes and removes a
+real disk behind the control plane's back, and a held receipt is the toolhost's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import structlog
+from fencepost.contracts import subjects
+from fencepost.core.receipts import StampedReceipt
+from fencepost.runtime.link import Link
+from fencepost.sandbox_gateway.attachment import Attachment
+
+HOLD_MS_MAX: Final = 60_000
+
+logger = structlog.get_logger(__name__)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """`do`: reclaim, hold_receipts (for at most `ms`) or release_receipts."""
+
+    do: str
+    ms: int = 10_000
+
+
+_FAULT: Final = msgspec.json.Decoder(Fault)
+
+
+class _Hold:
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.receipts: list[tuple[StampedReceipt, int]] = []
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Faults:
+    """
+    Listens for every sandbox that the session ever attached: a receipt may be held while its
+    sandbox is already gone. `reclaim` takes a sandbox away; `publish` lets a held receipt go.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        attached: Callable[[str], Attachment | None],
+        reclaim: Callable[[Attachment], Awaitable[bool]],
+        publish: Callable[[Attachment, StampedReceipt, int], None],
+    ) -> None:
+        self._link = link
+        self._attached = attached
+        self._reclaim = reclaim
+        self._publish = publish
+        self._subscriptions: dict[str, Any] = {}
+        self._holds: dict[Attachment, _Hold] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, sandbox: str) -> None:
+        if sandbox not in self._subscriptions:
+            self._subscriptions[sandbox] = None
+            self._subscriptions[sandbox] = await self._link.subscribe_raw(
+                subjects.fault(sandbox), lambda msg: self._take(sandbox, msg)
+            )
+
+    async def close(self) -> None:
+        for hold in self._holds.values():
+            if hold.timer is not None:
+                hold.timer.cancel()
+        for subscription in self._subscriptions.values():
+            if subscription is not None and not self._link.nc.is_closed:
+                await subscription.unsubscribe()
+        self._subscriptions.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def holds(self, attachment: Attachment, stamped: StampedReceipt, size: int) -> bool:
+        """Takes a receipt that is to come late. False: nothing is held of this session."""
+        hold = self._holds.get(attachment)
+        if hold is None:
+            return False
+        hold.receipts.append((stamped, size))
+        return True
+
+    def _take(self, sandbox: str, msg: Any) -> None:
+        try:
+            fault = _FAULT.decode(msg.data)
+        except msgspec.DecodeError as error:
+            self._answer(msg.reply, {"ok": False, "reason": "bad_fault", "detail": str(error)})
+            return
+        attachment = self._attached(sandbox)
+        match fault.do:
+            case "reclaim" if attachment is not None:
+                task = asyncio.get_running_loop().create_task(
+                    self._reclaim_and_answer(attachment, msg.reply)
+                )
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case "hold_receipts" if attachment is not None:
+                self._hold(attachment, max(1, min(fault.ms, HOLD_MS_MAX)))
+                self._answer(msg.reply, {"ok": True})
+            case "release_receipts":
+                held = [hold for hold in self._holds.values() if hold.attachment.sandbox == sandbox]
+                released = sum(self._release(hold.attachment) for hold in held)
+                if held or attachment is not None:
+                    self._answer(msg.reply, {"ok": True, "released": released})
+            case "reclaim" | "hold_receipts":
+                # Another gateway has it, and answers.
+                pass
+            case _:
+                self._answer(
+                    msg.reply,
+                    {"ok": False, "reason": "unknown_fault", "detail": f"no fault {fault.do!r}"},
+                )
+
+    def _hold(self, attachment: Attachment, ms: int) -> None:
+        hold = self._holds.setdefault(attachment, _Hold(attachment))
+        if hold.timer is not None:
+            hold.timer.cancel()
+        hold.timer = asyncio.get_running_loop().call_later(ms / 1000, self._release, attachment)
+
+    def _release(self, attachment: Attachment) -> int:
+        hold = self._holds.pop(attachment, None)
+        if hold is None:
+            return 0
+        if hold.timer is not None:
+            hold.timer.cancel()
+        for stamped, size in hold.receipts:
+            self._publish(attachment, stamped, size)
+        return len(hold.receipts)
+
+    async def _reclaim_and_answer(self, attachment: Attachment, reply: str) -> None:
+        done = await self._reclaim(attachment)
+        logger.warning("reclaimed_on_demand", sandbox=attachment.sandbox, done=done)
+        self._answer(reply, {"ok": done, **({} if done else {"reason": "not_there"})})
+
+    def _answer(self, reply: str, answer: dict[str, Any]) -> None:
+        if reply:
+            self._link.publish(reply, _encode(answer))
