@@ -25,6 +25,12 @@ _encode = msgspec.json.Encoder().encode
 _NULL: Final = msgspec.Raw(b"null")
 
 
+class _Position(msgspec.Struct, frozen=True):
+    shard: int
+    seq: int
+    index: int
+
+
 class Event(msgspec.Struct, frozen=True):
     """The fields of a step's public events that a waiting client needs."""
 
@@ -38,15 +44,14 @@ class Event(msgspec.Struct, frozen=True):
     digest: str = ""
     evidence: str = ""
     final: bool = True
-    shard: int = 0
-    seq: int = 0
-    index: int = 0
+    position: _Position | None = None
 
 
 decode_event = msgspec.json.Decoder(Event).decode
 
 
 def outcome_of_event(sandbox: str, step: str, state: str, event: Event) -> StepOutcome:
+    at = event.position
     return StepOutcome(
         sandbox=sandbox,
         step=step,
@@ -58,7 +63,7 @@ def outcome_of_event(sandbox: str, step: str, state: str, event: Event) -> StepO
         reason=event.reason,
         detail=event.detail,
         evidence=event.evidence,
-        position=LedgerPosition(event.shard, event.seq, event.index) if event.seq else None,
+        position=LedgerPosition(at.shard, at.seq, at.index) if at is not None else None,
     )
 
 
@@ -88,8 +93,11 @@ async def ask(link: Link, shard: int, question: Ask, *, timeout_s: float) -> Any
         answer = msgspec.json.decode(message.data)
     except msgspec.DecodeError as error:
         raise UnknownError(f"shard {shard}: an answer that cannot be read") from error
-    if isinstance(answer, dict) and answer.get("status") == "unknown":
-        raise UnknownError(f"shard {shard}: {answer.get('reason', 'unknown')}")
+    if isinstance(answer, dict) and "status" in answer:
+        text = f"shard {shard}: {answer.get('detail') or answer.get('reason', 'unknown')}"
+        if answer["status"] == "refused":
+            raise RefusedError(str(answer.get("reason", "refused")), text)
+        raise UnknownError(text)
     return answer
 
 

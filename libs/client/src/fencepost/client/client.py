@@ -349,9 +349,17 @@ class Client:
         return answer.state
 
     async def show_step(self, sandbox: str, step: str) -> dict[str, Any]:
-        """What the owner of the shard says of a step. A hint: it may be out of date at once."""
+        """
+        What the owner of the shard says of a step. A hint: it may be out of date at once.
+
+        Raises `RefusedError` for one that it does not know: never taken, refused, or final so
+        long ago that only the ledger has it.
+        """
         commands.require_id("step", step)
-        return dict(await self._ask(sandbox, Ask(what="step", sandbox=sandbox, step=step)))
+        found = await self._ask(sandbox, Ask(what="step", sandbox=sandbox, step=step))
+        if found is None:
+            raise RefusedError("unknown_step", f"step: there is no step {step!r}", field="step")
+        return dict(found)
 
     async def _step_answer(self, sandbox: str, step: str) -> answers.StepAnswer:
         commands.require_id("sandbox", sandbox)

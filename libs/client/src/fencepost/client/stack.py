@@ -228,6 +228,7 @@ class Stack:
             "FENCEPOST_RECEIPT_KEY": _secret(self.data / "receipt.key"),
             "FENCEPOST_HTTP_HOST": "127.0.0.1",
             "FENCEPOST_DECLARE": "true",
+            "FENCEPOST_ALLOW_FAULTS": "true",
             "FENCEPOST_DATA": str(self.data),
             "FENCEPOST_SANDBOX_ROOT": str(self.sandbox_root),
             **extra,

@@ -40,7 +40,7 @@ class GatewaySettings(settings.Settings):
     """
 
     sandbox_root: Path | None = None
-    deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\Z")
+    deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\z")
     isolate: bool = True
     allow_faults: bool = False
 
