@@ -681,6 +681,12 @@ class GatewaySession:
     async def _report_lost(self, attachment: Attachment, reason: str) -> None:
         ending = asyncio.create_task(attachment.end(grace_s=0.0))
         observed = await self._observe(attachment.ref)
+        provider = self._provider_of(attachment.ref)
+        if observed.state == "terminating" and provider is not None:
+            # Said now, it would be a session that ended on a disk that may live on, and the
+            # loss would only be seen by the next attempt to attach.
+            await self._is_gone_in_time(provider, attachment.ref)
+            observed = await self._observe(attachment.ref)
         self._metrics.channels_lost.labels(observed.state).inc()
         self._facts.put(self._lost(attachment, reason, observed.state))
         await ending
