@@ -3351,6 +3351,7 @@ class Toolhost:
             return
         elif entry.state == "broken":
             raise Indeterminate("broken", "it began and left no record")
+        older = self.carried_into(call, entry)
         if entry is None or not entry.revoked:
             record = record_of("revoked", call if entry is None else entry)
             if entry is None:
@@ -3360,8 +3361,30 @@ class Toolhost:
             self.journal.append(record)
             if CRASH_AT:
                 crash("after_revoked")
+        if older is not None and older.state == "broken":
+            raise Indeterminate("broken", "attempt %s of this step left no record" % older.attempt)
+        if older is not None:
+            first = json.loads(self.journal.read(older.receipt))
+            self.answer(call, "already_done", marker, result=first, of=older.attempt)
+            return
         rolled = entry is not None and entry.state == "rolled"
         self.answer(call, "revoked", marker, reason="rolled_back" if rolled else "never_began")
+
+    def carried_into(self, call, entry):
+        """
+        The older attempt of this step that is on this disk, where this one never began.
+
+        The ledger carried it into this attempt, so "never began" would deny its effect.
+        """
+        if entry is not None and entry.state in ("done", "broken", "rolled"):
+            return None
+        last = self.journal.entries.get(self.journal.steps.get(call.step, ""))
+        if last is not None and last.state == "open":
+            self.revoke_running(last)
+            last = self.journal.entries.get(self.journal.steps.get(call.step, ""))
+        if last is None or last.direction == "undo" or last.state not in ("done", "broken"):
+            return None
+        return last
 
     def revoke_running(self, entry):
         """Only our own command can be open while we hold the lock: ends it and waits."""
