@@ -42,6 +42,16 @@ def attempt_id(step: str, ordinal: int) -> str:
     return f"{step}.{ordinal}"
 
 
+def undo_id(attempt: str, no: int) -> str:
+    """
+    Names one try of taking an attempt back.
+
+    Each has a name of its own: a disk answers a name that it knows with its first receipt, and
+    that of a failed undo, or of a former session's, would answer every later one.
+    """
+    return f"{attempt}:u{no}"
+
+
 def ulid_ms(value: str) -> int | None:
     """Reads the millisecond at which a ULID was minted, or None when it is not one."""
     if _ULID.fullmatch(value) is None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 from fencepost.core import limits
+from fencepost.core.machine import TermOpened
 from fencepost.core.sandbox import entries as e
 from fencepost.core.steps import StepSpec, digest_of
 
@@ -101,7 +102,7 @@ class ShardAuditor:
         for index, entry in enumerate(listed):
             self._at = (seq, index)
             self._entries += 1
-            if isinstance(entry, e.TermOpened):
+            if isinstance(entry, TermOpened):
                 self._term_opened(entry, term, index)
             else:
                 self._take_entry(entry)
@@ -156,7 +157,7 @@ class ShardAuditor:
         self._need(prev == self._seq, "I8", f"follows {prev}, the last batch was {self._seq}")
         self._need(seq > self._seq, "I8", f"sequence {seq} after {self._seq}")
         self._need(now_ms >= self._now_ms, "I8", f"time {now_ms} after {self._now_ms}")
-        opens = any(isinstance(entry, e.TermOpened) for entry in entries)
+        opens = any(isinstance(entry, TermOpened) for entry in entries)
         if term == self._term and not opens:
             self._need(owner == self._owner, "I8", f"term {term} is {self._owner}'s, not {owner}'s")
         elif term < self._term:
@@ -164,7 +165,7 @@ class ShardAuditor:
         else:
             self._need(opens, "I8", f"term {term} was never opened")
 
-    def _term_opened(self, entry: e.TermOpened, term: int, index: int) -> None:
+    def _term_opened(self, entry: TermOpened, term: int, index: int) -> None:
         self._need(
             entry.term == self._term + 1, "I8", f"term {entry.term} opened after {self._term}"
         )
@@ -191,6 +192,8 @@ class ShardAuditor:
             return
         assert judge is not None
         sandbox = self._sandboxes.get(entry.sandbox)
+        if sandbox is None and isinstance(entry, e.ToldEntry):
+            return  # a refusal of what never came to be
         if sandbox is None:
             sandbox = self._sandboxes[entry.sandbox] = _Sandbox()
             self._need(isinstance(entry, e.Created), "S-15", f"{entry.sandbox} was never created")
@@ -198,7 +201,12 @@ class ShardAuditor:
             self._need(
                 isinstance(
                     entry,
-                    e.Compensated | e.Cancelled | e.Indeterminate | e.Resolved | e.ReceiptRefused,
+                    e.Compensated
+                    | e.Cancelled
+                    | e.Indeterminate
+                    | e.Resolved
+                    | e.ReceiptRefused
+                    | e.ToldEntry,
                 ),
                 "S-15",
                 f"{entry.sandbox} is gone for good, then {type(entry).__name__}",
@@ -328,6 +336,13 @@ class ShardAuditor:
         )
         sandbox.instance_gone = True
         sandbox.ended = sandbox.releasing and not sandbox.creates
+
+    def _told(self, sandbox: _Sandbox, entry: e.ToldEntry) -> None:
+        self._need(
+            entry.phase != "gone" or sandbox.ended,
+            "I4",
+            f"{entry.dag} is told that {entry.sandbox} is gone, and it is not",
+        )
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -613,4 +628,5 @@ _JUDGES: dict[type, Callable[[ShardAuditor, _Sandbox, Any], None]] = {
     e.Releasing: ShardAuditor._releasing,
     e.StopAnsweredEntry: ShardAuditor._stop_answered,
     e.GoneEntry: ShardAuditor._gone,
+    e.ToldEntry: ShardAuditor._told,
 }

@@ -21,6 +21,9 @@ INLINE_BYTES_MAX: Final = 16 * KIB
 CONTENT_BYTES_MAX: Final = 64 * MIB
 COMMAND_BYTES_MAX: Final = 48 * KIB
 NATS_PAYLOAD_BYTES_MAX: Final = MIB
+# What a receipt may add to the ledger: its result, and the list of what changed.
+RECEIPT_BYTES_MAX: Final = 48 * KIB
+NESTING_MAX: Final = 64
 
 # Admission, per sandbox and per shard. A shard refuses, it never waits.
 OPEN_STEPS_PER_SANDBOX_MAX: Final = 16
@@ -68,6 +71,7 @@ COMMANDS_AGE_MS: Final = 72 * 3600 * 1000
 JOURNAL_WINDOW: Final = 4096
 
 assert INPUT_ENTRIES_BYTES_MAX < BATCH_BYTES_MAX < NATS_PAYLOAD_BYTES_MAX
+assert INLINE_BYTES_MAX < RECEIPT_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
 assert INLINE_BYTES_MAX < COMMAND_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert GATEWAY_SILENT_MS < LEASE_MS

@@ -16,6 +16,9 @@ from fencepost.core.sandbox.inputs import CommandMalformed, CommandReceived
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
 from fencepost.core.steps import Compensation, StepCommand, StepSpec, canonical, digest_of
 
+# Longer than any id may be: what was cut is not taken for one that is valid.
+_NAME_SHOWN = 80
+
 
 def refuse(
     value: CommandReceived, command: str, reason: str, *, field: str = "", detail: str = ""
@@ -36,11 +39,11 @@ def refuse(
 def malformed(value: CommandMalformed) -> list[e.SandboxEntry]:
     return [
         e.Refused(
-            sandbox=value.sandbox,
-            command=value.command,
-            id=value.id,
+            sandbox=value.sandbox[:_NAME_SHOWN],
+            command=value.command[:_NAME_SHOWN],
+            id=value.id[:_NAME_SHOWN],
             reason=value.reason,
-            field=value.field,
+            field=value.field[:200],
             detail=value.detail[:500],
         )
     ]
@@ -177,7 +180,17 @@ def _problem_of_compensation(command: StepCommand) -> tuple[str, str, str] | Non
         return "no_compensation", "compensation.kind", f"expected 'command' for {command.tool}"
     if bytes(given.args) == b"":
         return "no_compensation", "compensation.args", "expected the undo command's arguments"
-    fault = tools.check_undo(msgspec.json.decode(given.args))
+    if len(bytes(given.args)) > limits.INLINE_BYTES_MAX:
+        return (
+            "too_large",
+            "compensation.args",
+            f"expected at most {limits.INLINE_BYTES_MAX} bytes",
+        )
+    try:
+        undo = msgspec.json.decode(given.args)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        return "malformed", "compensation.args", f"expected a JSON object: {error}"
+    fault = tools.check_undo(undo)
     if fault is not None:
         return "bad_arguments", fault.field, f"expected {fault.expected}: {fault.detail}"
     return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fencepost.core import ids
 from fencepost.core.machine import Effect, Event
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import orders
@@ -35,14 +36,14 @@ def effects_of(state: SandboxShard, hints: Hints, entry: e.SandboxEntry) -> Iter
         sandbox = state.sandboxes[entry.sandbox]  # type: ignore[union-attr]
         step = sandbox.steps.get(entry.step)  # type: ignore[union-attr]
         if entry.spec is not None:  # type: ignore[union-attr]
-            hints.push_due(entry.spec.deadline_at_ms, sandbox.id, entry.step)  # type: ignore[union-attr]
+            hints.push_due(state, entry.spec.deadline_at_ms, sandbox.id, entry.step)  # type: ignore[union-attr]
         if step is not None and step.no == entry.no:  # type: ignore[union-attr]
             dispatch = dispatch_of(sandbox, entry.step, step)  # type: ignore[union-attr]
             if dispatch is not None:
                 yield dispatch
     elif kind is e.Parked:
         if entry.spec is not None:  # type: ignore[union-attr]
-            hints.push_due(entry.spec.deadline_at_ms, entry.sandbox, entry.step)  # type: ignore[union-attr]
+            hints.push_due(state, entry.spec.deadline_at_ms, entry.sandbox, entry.step)  # type: ignore[union-attr]
     elif kind is e.Attached:
         hints.unsettled[entry.sandbox] = None  # type: ignore[union-attr]
     elif kind in (e.Created, e.RebuildIntended):
@@ -75,9 +76,10 @@ def dispatch_of(sandbox: Sandbox, name: str, step: Step) -> Effect | None:
     ):
         return None
     spec = step.spec
-    tool, args, digest = spec.tool, spec.args, spec.digest
+    tool, args, digest, attempt = spec.tool, spec.args, spec.digest, step.attempt
     if step.phase == "undo":
         tool, args, digest = undo_call(spec)
+        attempt = ids.undo_id(attempt, step.no)
     return Effect(
         key=f"{step.attempt}/{sandbox.id}/{step.no}",
         since_ms=step.since_ms,
@@ -87,7 +89,7 @@ def dispatch_of(sandbox: Sandbox, name: str, step: Step) -> Effect | None:
                 sandbox=sandbox.id,
                 epoch=step.epoch,
                 session=step.session,
-                attempt=step.attempt,
+                attempt=attempt,
                 no=step.no,
                 direction=step.phase,
             ),
@@ -184,6 +186,8 @@ def events_of(entry: e.SandboxEntry) -> list[Event]:
     if kind is e.Fenced:
         return [_fenced(entry)]  # type: ignore[arg-type]
     make = _STEP_EVENTS.get(kind)
+    if kind is e.Refused and not (ids.is_id(entry.sandbox) and ids.is_id(entry.id)):  # type: ignore[union-attr]
+        return []  # no subject can be made of it, so nobody can be listening there
     if make is not None:
         state, fields = make
         step = getattr(entry, "step", None) or getattr(entry, "id", "")

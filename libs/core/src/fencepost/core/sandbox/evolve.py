@@ -205,7 +205,7 @@ def _fenced(state: SandboxShard, entry: e.Fenced, _place: Place, now_ms: int) ->
     else:
         step.phase = entry.direction  # type: ignore[assignment]
         step.ended = True
-        if entry.direction == "undo":
+        if entry.direction == "undo" and entry.counted:
             step.undo_tries += 1
     step.ordinal = entry.ordinal
     step.attempt = entry.attempt

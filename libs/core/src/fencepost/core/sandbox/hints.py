@@ -8,11 +8,15 @@ lease seen late only delays the notice of a loss, a gateway thought dead only co
 from __future__ import annotations
 
 import heapq
+from typing import Final
 
 import msgspec
 from fencepost.core import ids, limits
 from fencepost.core.sandbox.inputs import GatewaySeen, Heartbeat
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
+
+_FORGET_MS: Final = 10 * limits.LEASE_MS
+_DUE_SLACK: Final = 4096
 
 
 class GatewayHint(msgspec.Struct):
@@ -55,9 +59,17 @@ class Hints(msgspec.Struct, kw_only=True):
             if sandbox.steps:
                 self.unsettled[sandbox.id] = None
             for name, step in sandbox.steps.items():
-                self.push_due(step.spec.deadline_at_ms, sandbox.id, name)
+                self.push_due(state, step.spec.deadline_at_ms, sandbox.id, name)
 
-    def push_due(self, at_ms: int, sandbox: str, step: str) -> None:
+    def push_due(self, state: SandboxShard, at_ms: int, sandbox: str, step: str) -> None:
+        if len(self.due) > 2 * state.open_steps + _DUE_SLACK:
+            # Most steps end long before their deadline; what they left here is dropped at times.
+            self.due = [
+                item
+                for item in self.due
+                if (known := state.sandboxes.get(item[1])) is not None and item[2] in known.steps
+            ]
+            heapq.heapify(self.due)
         heapq.heappush(self.due, (at_ms, sandbox, step))
 
     def pop_due(self) -> tuple[int, str, str]:
@@ -70,11 +82,25 @@ class Hints(msgspec.Struct, kw_only=True):
             return
         if seen.gateway not in self.gateways:
             self.check_at_ms = 0
+            # A restarted gateway comes under a new name; the old one is of no use any more.
+            for name in [n for n, h in self.gateways.items() if now_ms - h.seen_ms > _FORGET_MS]:
+                del self.gateways[name]
         self.gateways[seen.gateway] = GatewayHint(
             seen.gateway, seen.authorities, seen.providers, now_ms, seen.sandboxes
         )
 
-    def heartbeat(self, beat: Heartbeat, now_ms: int) -> None:
+    def heartbeat(self, sandbox: Sandbox, beat: Heartbeat, now_ms: int) -> None:
+        """
+        Renews the lease of the attached session; a former one's toolhost may live on.
+
+        Taking that one's beats for a lease would keep renewing what nobody holds.
+        """
+        if (beat.session, beat.gateway, beat.epoch) != (
+            sandbox.session,
+            sandbox.gateway,
+            sandbox.epoch,
+        ):
+            return
         self.leases[beat.sandbox] = Lease(beat.session, now_ms, beat.journal_seq)
 
     def lease_expired(self, sandbox: Sandbox, now_ms: int) -> bool:

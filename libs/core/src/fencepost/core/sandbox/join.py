@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from fencepost.core import limits
 from fencepost.core.receipts import Direction, Receipt
 from fencepost.core.sandbox.state import Sandbox, Step
 
 REASONS: Final = (
     "malformed",
+    "too_large",
     "bad_mac",
-    "unknown_sandbox",
     "wrong_sandbox",
-    "unknown_step",
     "step_final",
+    "not_fenced",
     "late_attempt",
     "wrong_attempt",
     "wrong_direction",
@@ -41,6 +42,11 @@ REASONS: Final = (
 )
 
 
+_QUOTE: Final = ord('"')
+_ESCAPE: Final = ord("\\")
+_CHANGES_UNMEASURED: Final = 32
+
+
 def why_not(
     sandbox: Sandbox,
     step: Step,
@@ -48,29 +54,33 @@ def why_not(
     *,
     gateway: str,
     direction: Direction,
+    attempt: str,
     tool: str,
     digest: str,
 ) -> str:
     """
     Returns "" when the receipt joins, else the reason why not.
 
-    `tool` and `digest` are those of the call that the current fence was handed out for (the
-    step's own, or its undo's).
+    `attempt`, `tool` and `digest` are those of the call that the current fence was handed out for
+    (the step's own, or its undo's).
     """
-    if receipt.attempt != step.attempt:
+    if receipt.attempt != attempt:
+        if receipt.attempt == step.attempt and receipt.direction != direction:
+            return "wrong_direction"
         return "late_attempt" if _ordinal(receipt) < step.ordinal else "wrong_attempt"
     if receipt.direction != direction:
         return "wrong_direction"
     return (
         _why_not_the_generation(sandbox, step, receipt, gateway=gateway)
         or _why_not_the_call(receipt, tool=tool, digest=digest, no=step.no)
-        or ""
+        or _why_not_recorded(receipt)
     )
 
 
 def _ordinal(receipt: Receipt) -> int:
     _, _, ordinal = receipt.attempt.rpartition(".")
-    return int(ordinal) if ordinal.isdecimal() else 0
+    # At most 9 digits: the name is the sandbox's own text, and a number may be of any length.
+    return int(ordinal) if ordinal.isdecimal() and len(ordinal) < 10 else 0
 
 
 def _why_not_the_generation(sandbox: Sandbox, step: Step, receipt: Receipt, *, gateway: str) -> str:
@@ -114,3 +124,41 @@ def _why_not_the_call(receipt: Receipt, *, tool: str, digest: str, no: int) -> s
     if receipt.verdict in ("applied", "attested") and receipt.outcome not in ("ok", "failed"):
         return "not_whole"
     return ""
+
+
+def _why_not_recorded(receipt: Receipt) -> str:
+    """
+    Bounds what a ledger would have to carry, and every reader of it to read, for ever.
+
+    Deeper nesting than this could be read here and fail a reader inside a few more brackets.
+    """
+    result = bytes(receipt.result)
+    size = len(result)
+    if size > limits.RECEIPT_BYTES_MAX // 4 or len(receipt.changes) > _CHANGES_UNMEASURED:
+        size += sum(len(change.path) * 6 + 320 for change in receipt.changes)
+        if size > limits.RECEIPT_BYTES_MAX:
+            return "too_large"
+    if result.count(b"[") + result.count(b"{") > limits.NESTING_MAX and _is_deep(result):
+        return "malformed"
+    whole = (receipt.no, receipt.journal_seq)
+    if any(type(value) is not int or not 0 <= value < 1 << 53 for value in whole):
+        return "malformed"
+    return ""
+
+
+def _is_deep(result: bytes) -> bool:
+    depth = 0
+    quoted = escaped = False
+    for byte in result:
+        if quoted:
+            quoted = escaped or byte != _QUOTE
+            escaped = byte == _ESCAPE and not escaped
+        elif byte == _QUOTE:
+            quoted = True
+        elif byte in b"[{":
+            depth += 1
+            if depth > limits.NESTING_MAX:
+                return True
+        elif byte in b"]}":
+            depth -= 1
+    return False

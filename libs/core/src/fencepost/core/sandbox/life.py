@@ -19,6 +19,9 @@ from fencepost.core.sandbox.inputs import CommandReceived
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
 from fencepost.core.steps import SandboxCommand
 
+# Ending a former session's processes may take as long as a lease.
+_MARKING_LEASES = 4
+
 
 def create(
     state: SandboxShard, hints: Hints, value: CommandReceived, command: SandboxCommand, now_ms: int
@@ -204,8 +207,9 @@ def _moved(sandbox: Sandbox, value: facts.Found) -> tuple[e.Disk, str] | None:
         # Never opened. A marker that is there already is not ours (a recycled disk): cold, too.
         return "cold", "first_generation" if marker is None else "foreign_marker"
     if marker is None:
-        if sandbox.open and instance_same and sandbox.nonce_on_disk != sandbox.nonce:
+        if sandbox.open and instance_same and sandbox.nonce_on_disk == "":
             return None  # this epoch was opened for this disk and its marker never written
+        # A warm or restored epoch was opened on a disk that had a marker: this one is another.
         return "cold", "no_marker"
     if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):
         return "cold", "other_nonce"
@@ -233,6 +237,9 @@ def _marked(sandbox: Sandbox, value: facts.Marked) -> list[e.SandboxEntry]:
         or marking.epoch != sandbox.epoch
     ):
         return []
+    if value.journal_seq < sandbox.journal_seq:
+        # An older snapshot came back between the finding and the marking; found again, it shows.
+        return [e.Detached(sandbox=sandbox.id, session=marking.session, reason="journal_went_back")]
     return [
         e.Attached(
             sandbox=sandbox.id,
@@ -248,7 +255,7 @@ def _marked(sandbox: Sandbox, value: facts.Marked) -> list[e.SandboxEntry]:
 def _attach_failed(
     sandbox: Sandbox, hints: Hints, value: facts.AttachFailed, now_ms: int
 ) -> list[e.SandboxEntry]:
-    if value.observed == "gone":
+    if value.observed == "gone" and value.ref == sandbox.ref:
         return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
     if value.condemned and value.ref == sandbox.ref and not sandbox.condemned:
         entries: list[e.SandboxEntry] = []
@@ -263,7 +270,7 @@ def _attach_failed(
 
 
 def _lost(sandbox: Sandbox, hints: Hints, value: facts.Lost, now_ms: int) -> list[e.SandboxEntry]:
-    if value.observed == "gone":
+    if value.observed == "gone" and value.ref == sandbox.ref:
         return _gone(sandbox, hints, value.ref, f"lost: {value.reason}"[:300], now_ms)
     marking = sandbox.marking
     if value.session == sandbox.session or (marking and value.session == marking.session):
@@ -342,10 +349,24 @@ def overdue(hints: Hints, sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]
         gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms)
         if gateway:
             return [e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway)]
-    if sandbox.releasing and sandbox.parked:
-        name = next(iter(sandbox.parked))
-        return outcomes.stop_step(sandbox, name, sandbox.steps[name], "sandbox_released")
-    if sandbox.releasing and sandbox.requeued:
-        name = next(iter(sandbox.requeued))
-        return outcomes.stop_step(sandbox, name, sandbox.steps[name], "sandbox_released")
-    return []
+    marking = sandbox.marking
+    if marking is not None and now_ms - marking.since_ms > hints.lease_ms * _MARKING_LEASES:
+        # Its gateway lives and says nothing: without this nobody else would ever be asked.
+        return [e.Detached(sandbox=sandbox.id, session=marking.session, reason="marking_timed_out")]
+    return _never_to_be_fenced(sandbox)
+
+
+def _never_to_be_fenced(sandbox: Sandbox) -> list[e.SandboxEntry]:
+    """Ends one step that waits for a fence which will never be handed out."""
+    waiting = sandbox.parked or sandbox.requeued
+    if not waiting:
+        return []
+    capabilities = sandbox.capabilities
+    if sandbox.releasing:
+        reason = "sandbox_released"
+    elif capabilities is not None and not capabilities.generation:
+        reason = "no_generation"  # it was parked before the provider was known
+    else:
+        return []
+    name = next(iter(waiting))
+    return outcomes.stop_step(sandbox, name, sandbox.steps[name], reason)

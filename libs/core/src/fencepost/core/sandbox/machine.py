@@ -98,11 +98,14 @@ class SandboxMachine:
                 return [_MESSAGES.decode(data)]
             except msgspec.MsgspecError as error:
                 raise PoisonedError(f"not a message to a sandbox shard: {error}") from error
-        kind, aggregate, id_ = subject.split(".")[-3:]
+        tokens = subject.split(".")
+        if len(tokens) < 3:
+            raise PoisonedError(f"not the subject of a command: {subject!r}")
+        kind, aggregate, id_ = tokens[-3:]
         if kind == "batch":
             try:
                 pack = _PACK.decode(data)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise PoisonedError(f"not a pack of commands: {error}") from error
             return [_packed(raw) for raw in pack.steps]
         if kind not in _COMMANDS:
@@ -116,14 +119,17 @@ class SandboxMachine:
         return inputs.Tick()
 
     def take_hint(self, state: SandboxShard, hints: Hints, value: Any, now_ms: int) -> bool:
-        del state
         hints.latest_ms = max(hints.latest_ms, now_ms)
         match value:
             case inputs.Heartbeats():
                 for beat in value.beats:
-                    hints.heartbeat(beat, now_ms)
+                    sandbox = state.sandboxes.get(beat.sandbox)
+                    if sandbox is not None:
+                        hints.heartbeat(sandbox, beat, now_ms)
             case inputs.Heartbeat():
-                hints.heartbeat(value, now_ms)
+                sandbox = state.sandboxes.get(value.sandbox)
+                if sandbox is not None:
+                    hints.heartbeat(sandbox, value, now_ms)
             case inputs.GatewaySeen():
                 hints.gateway_seen(value, now_ms)
             case _:
@@ -271,7 +277,7 @@ def _tick(state: SandboxShard, hints: Hints, now_ms: int) -> Sequence[e.SandboxE
         hints.check_at_ms = now_ms + max(hints.lease_ms // 10, 20)
     while hints.to_check:
         sandbox = state.sandboxes.get(hints.to_check[-1])
-        overdue = [] if sandbox is None or sandbox.gone else life.overdue(hints, sandbox, now_ms)
+        overdue = [] if sandbox is None else life.overdue(hints, sandbox, now_ms)
         if overdue:
             return overdue  # this sandbox is looked at once more: it may owe another
         hints.to_check.pop()
@@ -286,7 +292,7 @@ def _command(kind: str, aggregate: str, id_: str, data: bytes) -> Any:
 
     try:
         command = _COMMANDS[kind].decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return malformed("malformed", _field_in(str(error)), str(error))
     for field, given, want in (
         ("sandbox", command.sandbox, aggregate),
@@ -319,7 +325,7 @@ def _packed(raw: msgspec.Raw) -> Any:
     data = bytes(raw)
     try:
         names = _NAMES.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return inputs.CommandMalformed(
             sandbox="", id="", command="step", reason="malformed", field="steps", detail=str(error)
         )

@@ -34,7 +34,8 @@ def receipt(state: SandboxShard, value: ReceiptReceived) -> list[e.SandboxEntry]
     if got is None or not value.mac_ok:
         return _refuse_unread(sandbox, value)
     if got.sandbox != sandbox.id:
-        return _refuse(sandbox, None, value, got, "wrong_sandbox")
+        step = sandbox.steps.get(got.step)
+        return [] if step is None else _refuse(sandbox, step, value, got, "wrong_sandbox")
     step = sandbox.steps.get(got.step)
     if step is None:
         return _receipt_of_no_open_step(sandbox, value, got)
@@ -71,13 +72,13 @@ def _refuse(
         e.ReceiptRefused(
             sandbox=sandbox.id,
             step=got.step,
-            attempt=got.attempt,
-            reason=reason,
-            detail=got.detail[:300] or got.reason,
+            attempt=got.attempt[:80],
+            reason=reason[:80],
+            detail=(got.detail or got.reason)[:300],
             direction=got.direction,
             verdict=got.verdict,
-            epoch=got.epoch,
-            session=got.session,
+            epoch=got.epoch if type(got.epoch) is int and 0 <= got.epoch < 1 << 53 else -1,
+            session=got.session[:80],
             gateway=value.gateway,
         )
     ]
@@ -89,12 +90,9 @@ def _receipt_of_no_open_step(
     finished = sandbox.finished.get(got.step)
     if finished is None or finished.refusals >= limits.REFUSALS_RECORDED_PER_ATTEMPT_MAX:
         return []
-    if finished.attempt == got.attempt and got.verdict in (
-        "applied",
-        "attested",
-        "revoked",
-        "running",
-    ):
+    ended_by_apply = finished.state == "committed"
+    attempt = got.attempt.partition(":")[0]  # an undo's has a suffix
+    if finished.attempt == attempt and ended_by_apply == (got.direction == "apply"):
         return []  # the very receipt that ended it, delivered again
     return _refuse(sandbox, None, value, got, "step_final")
 
@@ -102,9 +100,10 @@ def _receipt_of_no_open_step(
 def _open(
     sandbox: Sandbox, step: Step, value: ReceiptReceived, got: Receipt
 ) -> list[e.SandboxEntry]:
-    tool, digest = step.spec.tool, step.spec.digest
+    tool, digest, attempt = step.spec.tool, step.spec.digest, step.attempt
     if step.phase == "undo":
         tool, _, digest = undo_call(step.spec)
+        attempt = ids.undo_id(attempt, step.no)
     elif step.phase == "revoke":
         tool = got.tool  # a revocation runs no tool; what it names is the revoked call's
     why = join.why_not(
@@ -113,6 +112,7 @@ def _open(
         got,
         gateway=value.gateway,
         direction=step.phase,  # type: ignore[arg-type]
+        attempt=attempt,
         tool=tool,
         digest=digest if step.phase != "revoke" else got.digest,
     )
@@ -135,17 +135,21 @@ def _applied(
             committed = e.Committed(
                 sandbox=sandbox.id,
                 step=got.step,
-                attempt=got.attempt,
+                attempt=step.attempt,
                 receipt=got,
                 gateway=value.gateway,
             )
             return [committed, *wake(sandbox, freed=1)]
         case "indeterminate":
             return _give_up(sandbox, got.step, step, got.reason or "no_record", got.detail)
+        case "refused" if got.reason == "too_old":
+            # Forgotten by the journal: it may have been applied.
+            return _give_up(sandbox, got.step, step, "too_old", got.detail)
         case "refused" if got.reason not in _PASSING:
-            # The disk refused it for good (bad arguments, too old, revoked): nothing was touched.
+            # The disk refused it for good (bad arguments, revoked): nothing was touched.
             # It is revoked all the same before it is called never applied (rule 2).
-            entry = _fence(sandbox, got.step, step, "revoke", reason=got.reason, no=sandbox.next_no)
+            reason = got.reason[:80]
+            entry = _fence(sandbox, got.step, step, "revoke", reason=reason, no=sandbox.next_no)
             return [*_refuse(sandbox, step, value, got, got.reason), entry]
         case _:
             return _refuse(sandbox, step, value, got, got.reason or got.verdict)
@@ -161,17 +165,32 @@ def _revoked(
                 e.Revoked(
                     sandbox=sandbox.id,
                     step=got.step,
-                    attempt=got.attempt,
+                    attempt=step.attempt,
                     epoch=got.epoch,
-                    journal=got.reason or "never_began",
+                    journal=got.reason[:80] or "never_began",
                 )
             ]
             evidence: e.Evidence = "undone" if undone else "never_applied"
             return entries + _end(sandbox, got.step, step, step.reason, evidence, detail=got.detail)
         case "already_done":
-            return [_fence(sandbox, got.step, step, "undo", reason=step.reason, no=sandbox.next_no)]
+            # What is done may be an earlier attempt, carried into this one.
+            of = got.of if got.of.startswith(f"{got.step}.") else step.attempt
+            return [
+                _fence(
+                    sandbox,
+                    got.step,
+                    step,
+                    "undo",
+                    reason=step.reason,
+                    no=sandbox.next_no,
+                    of=of[:80],
+                )
+            ]
         case "indeterminate":
             return _give_up(sandbox, got.step, step, got.reason or "no_record", got.detail)
+        case "refused" if got.reason not in _PASSING:
+            # Neither revoked nor shown to be done: not to be known, and asking again is no help.
+            return _give_up(sandbox, got.step, step, got.reason or "not_revoked", got.detail)
         case _:
             return _refuse(sandbox, step, value, got, got.reason or got.verdict)
 
@@ -202,7 +221,14 @@ def _undo_failed(sandbox: Sandbox, name: str, step: Step, error: str) -> list[e.
         return _give_up(sandbox, name, step, "undo_failed", error)
     return [
         _fence(
-            sandbox, name, step, "undo", reason=step.reason, no=sandbox.next_no, error=error[:300]
+            sandbox,
+            name,
+            step,
+            "undo",
+            reason=step.reason,
+            no=sandbox.next_no,
+            of=step.of,
+            error=error[:300],
         )
     ]
 
@@ -217,7 +243,11 @@ def _indeterminate(
     sandbox: Sandbox, name: str, step: Step, reason: str, detail: str
 ) -> e.Indeterminate:
     return e.Indeterminate(
-        sandbox=sandbox.id, step=name, attempt=step.attempt, reason=reason, detail=detail[:300]
+        sandbox=sandbox.id,
+        step=name,
+        attempt=step.attempt,
+        reason=reason[:80],
+        detail=detail[:300],
     )
 
 
@@ -229,9 +259,15 @@ def _fence(
     *,
     reason: str,
     no: int,
+    of: str = "",
     error: str = "",
+    counted: bool = True,
 ) -> e.Fenced:
-    """A fence for revoking or undoing the step's latest attempt, under the current session."""
+    """
+    A fence for revoking or undoing the step's latest attempt, under the current session.
+
+    `of` is the attempt whose effect is taken back, where that is not the latest one.
+    """
     return e.Fenced(
         sandbox=sandbox.id,
         step=name,
@@ -241,9 +277,10 @@ def _fence(
         epoch=sandbox.epoch,
         session=sandbox.session,
         direction=direction,  # type: ignore[arg-type]
-        of=step.attempt,
+        of=of or step.attempt,
         reason=reason,
         error=error,
+        counted=counted,
     )
 
 
@@ -335,7 +372,7 @@ def lost_with_disk(sandbox: Sandbox, *, final: bool, reason: str) -> list[e.Sand
                 sandbox=sandbox.id,
                 step=name,
                 attempt=step.attempt,
-                reason=step.reason if step.phase != "apply" and step.reason else reason,
+                reason=step.reason if step.ended and step.reason else reason,
                 evidence="lost_with_epoch",
                 final=not again,
                 epoch=step.epoch,
@@ -376,13 +413,25 @@ def settle_on_same_disk(sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]:
             continue
         moved = "epoch_moved" if step.epoch != sandbox.epoch else "session_moved"
         if step.phase in ("revoke", "undo"):
-            entries.append(_fence(sandbox, name, step, step.phase, reason=step.reason, no=no))
+            entries.append(
+                _fence(
+                    sandbox,
+                    name,
+                    step,
+                    step.phase,
+                    reason=step.reason,
+                    no=no,
+                    of=step.of,
+                    counted=False,
+                )
+            )
         elif (
             step.ended
             or now_ms >= step.spec.deadline_at_ms
             or (moved == "epoch_moved" and step.spec.on_moved_epoch == "reject")
         ):
-            reason = step.reason or ("deadline" if now_ms >= step.spec.deadline_at_ms else moved)
+            due = "deadline" if now_ms >= step.spec.deadline_at_ms else moved
+            reason = step.reason if step.ended and step.reason else due
             entries.append(_fence(sandbox, name, step, "revoke", reason=reason, no=no))
         else:
             entries += _carry(sandbox, name, step, moved, no)

@@ -111,7 +111,13 @@ class Sandbox(msgspec.Struct, kw_only=True):
     @property
     def live(self) -> bool:
         """Whether a fence may be handed out: the epoch is open and a session attached."""
-        return self.open and self.session != "" and not self.releasing and not self.condemned
+        return (
+            self.open
+            and self.session != ""
+            and not self.releasing
+            and not self.condemned
+            and (self.capabilities is None or self.capabilities.generation)
+        )
 
 
 class SandboxShard(msgspec.Struct, kw_only=True):
