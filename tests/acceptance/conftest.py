@@ -51,7 +51,7 @@ class RunningStack(Stack):
 
     def logs(self) -> str:
         """The tail of every process's log."""
-        logs = sorted((self.data / "log").glob("*.log")) + [self.data / "nats" / "nats.log"]
+        logs = [*sorted((self.data / "log").glob("*.log")), self.data / "nats" / "nats.log"]
         return "\n".join(
             f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:])
             for log in logs

@@ -281,7 +281,7 @@ def sandbox_create(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a sandbox, held by a DAG of one; prints its id."""
+    """Create a sandbox, held until it is released; prints its id."""
     spec = SandboxSpec(
         provider=provider,
         image=image,
@@ -329,19 +329,16 @@ def sandbox_reclaim(
 @sandbox_app.command("release")
 def sandbox_release(
     sandbox: SandboxId,
-    dag: Annotated[
-        str | None, typer.Option(help="The holder; the sandbox's own by default.")
-    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until it is gone.")] = True,
     timeout: Timeout = 60.0,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a hold on a sandbox; the last one releases it."""
+    """End the operator's hold on a sandbox; the last hold releases it."""
 
     async def work() -> dict[str, Any]:
         async with await Client.connect(url) as client:
-            return await client.release(sandbox, dag=dag, wait=wait, timeout_s=timeout)
+            return await client.release(sandbox, wait=wait, timeout_s=timeout)
 
     found = run(work())
     if as_json:

@@ -444,7 +444,7 @@ class Client:
         timeout_s: float = 60.0,
     ) -> str:
         """
-        Creates a sandbox, held by a DAG of one under its own id, and gives that id.
+        Creates a sandbox, held for its operator until `release`, and gives its id.
 
         With `wait` it has a live generation then. The same name and spec again is the same
         sandbox; a name is never used for a second one.
@@ -500,22 +500,23 @@ class Client:
         return answer
 
     async def release(
-        self, sandbox: str, *, dag: str | None = None, wait: bool = True, timeout_s: float = 60.0
+        self, sandbox: str, *, wait: bool = True, timeout_s: float = 60.0
     ) -> dict[str, Any]:
-        """Ends one hold (by default the sandbox's own); the last one releases the sandbox."""
-        body: dict[str, Any] = {} if dag is None else {"dag": dag}
+        """
+        Ends the operator's hold on a sandbox made by hand; the last hold releases it.
+
+        With `wait`, gives what `show` says once it is gone, or once only others hold it.
+        """
         command = ulid.mint()
         async with (
             await answers.Refusals.listen(self.link, sandbox, command) as refusals,
             _patience(timeout_s, f"sandbox {sandbox} is not gone"),
         ):
-            holder = dag or sandbox
-            await self._command("release", sandbox, command, body)
+            await self._command("release", sandbox, command, {})
             while True:
                 now = await self.show(sandbox)
-                if not wait or now["state"] == "gone":
-                    return now
-                if now["state"] != "releasing" and holder not in now["holders"]:
+                is_held = bool(now["holders"] or now["claims"])
+                if not wait or now["state"] == "gone" or (is_held and not _is_claimed(now)):
                     return now
                 refusals.raise_any()
                 await asyncio.sleep(_POLL_S)
@@ -604,6 +605,10 @@ async def _takes_connections(url: str) -> bool:
                 await writer.wait_closed()
             return True
     return False
+
+
+def _is_claimed(sandbox: Mapping[str, Any]) -> bool:
+    return "operator" in sandbox["claims"]
 
 
 @contextlib.asynccontextmanager
