@@ -59,9 +59,22 @@ def configure_logging(settings: Settings, service: str) -> None:
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
 
 
+class _App(AsgiFastStream):
+    """Hands every path that is not one of the service's own to its HTTP API, where it has one."""
+
+    http: Any = None
+
+    async def not_found(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.http is not None and scope["type"] == "http":
+            await self.http(scope, receive, send)
+        else:
+            await super().not_found(scope, receive, send)
+
+
 class Service:
     """
     One service process. `start` and `stop` are the service's own; `ready` says "" or why not.
+    `http` is an ASGI application that answers all other paths.
 
     `start` may raise `FencepostError`: the process then ends with 1 and one line.
     """
@@ -76,6 +89,7 @@ class Service:
         stop: Callable[[], Awaitable[None]],
         ready: Callable[[], str],
         describe: Callable[[NatsBroker], None] | None = None,
+        http: Any = None,
         description: str = "",
     ) -> None:
         self.name = name
@@ -98,7 +112,7 @@ class Service:
         )
         if describe is not None:
             describe(self.broker)
-        self.app = AsgiFastStream(
+        self.app = _App(
             self.broker,
             logger=None,
             specification=AsyncAPI(
@@ -116,6 +130,7 @@ class Service:
             on_startup=[self._on_startup],
             on_shutdown=[self._on_shutdown],
         )
+        self.app.http = http
 
     def _healthz(self) -> Any:
         @get(include_in_schema=False)

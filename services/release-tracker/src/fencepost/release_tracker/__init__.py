@@ -1,1 +1,1 @@
-"""PostgreSQL projection and HTTP API; later the dag machine."""
+"""PostgreSQL projection of the ledger, and the HTTP API over it."""

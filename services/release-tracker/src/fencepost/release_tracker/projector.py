@@ -1,0 +1,319 @@
+"""
+Keeps the projection up with the ledger: one task, one connection to PostgreSQL, all its shards.
+
+Batches are read in the ledger's order and taken in groups; a group is one transaction that carries
+its rows and the positions that they reach. A batch at or below its shard's position is passed over,
+so each counts exactly once, whatever is read again. A batch that does not follow its shard's
+position stops that shard: a person has to look, and nothing is guessed.
+
+Nothing waits for this: while PostgreSQL is away the ledger grows, and is read on from the positions
+when it is back. Several replicas share the shards by advisory locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+import structlog
+from fencepost.contracts import streams, subjects
+from fencepost.contracts.messages import Position
+from fencepost.core.errors import FencepostError, LedgerBrokenError, RetryLaterError, UnknownError
+from fencepost.core.sandbox.machine import SandboxMachine
+from fencepost.release_tracker import migrations, store
+from fencepost.release_tracker.projecting import Names, ProjectionHoleError
+from fencepost.release_tracker.store import Ledger, MovedElsewhereError, Store
+from fencepost.runtime.fold import decode_batch
+from fencepost.runtime.metrics import TrackerMetrics
+from fencepost.runtime.ports import InputMessage, InputReader, Inputs, Log, Unknown, Valid
+
+GROUP_BATCHES_MAX: Final = 128
+GROUP_BYTES_MAX: Final = 4 * 1024 * 1024
+BUFFER_BATCHES_MAX: Final = 512
+BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
+CHECK_S: Final = 1.0
+"""How often locks are asked for and the tables are looked at, when there is nothing to write."""
+
+RETRY_S_MIN: Final = 0.2
+RETRY_S_MAX: Final = 5.0
+
+ALL_SHARDS: Final = subjects.ledger("sandbox", 0).rpartition(".")[0] + ".*"
+
+logger = structlog.get_logger(__name__)
+
+_MACHINE = SandboxMachine()
+
+
+class Buffer:
+    """What was read and not yet taken; bounded in number and bytes by what it asks for."""
+
+    def __init__(self) -> None:
+        self._messages: deque[InputMessage] = deque()
+        self._bytes = 0
+        self._filled = asyncio.Event()
+        self.error: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: InputMessage) -> None:
+        self._messages.append(message)
+        self._bytes += len(message.data)
+        self._filled.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._filled.set()
+
+    def room(self) -> int:
+        if self._bytes >= BUFFER_BYTES_MAX:
+            return 0
+        return BUFFER_BATCHES_MAX - len(self._messages)
+
+    async def group(self, timeout_s: float) -> list[InputMessage]:
+        """The next messages, at most one group; none when the time is over."""
+        try:
+            await asyncio.wait_for(self._filled.wait(), timeout_s)
+        except TimeoutError:
+            return []
+        if self.error is not None:
+            raise self.error
+        taken: list[InputMessage] = []
+        size = 0
+        while self._messages and len(taken) < GROUP_BATCHES_MAX and size < GROUP_BYTES_MAX:
+            message = self._messages.popleft()
+            size += len(message.data)
+            taken.append(message)
+        self._bytes -= size
+        if not self._messages:
+            self._filled.clear()
+        return taken
+
+
+class Batch(NamedTuple):
+    """One batch of one shard, decoded."""
+
+    shard: int
+    seq: int
+    now_ms: int
+    entries: Any
+
+
+class Projector:
+    """
+    Projects until it is cancelled.
+
+    `why_not_ready` is "" while it runs; else it says why readers see old rows.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        inputs: Inputs,
+        log: Log,
+        shards: int,
+        metrics: TrackerMetrics,
+        scripts: tuple[migrations.Migration, ...],
+    ) -> None:
+        self._dsn = dsn
+        self._inputs = inputs
+        self._log = log
+        self._shards = shards
+        self._metrics = metrics
+        self._scripts = scripts
+        self._by_subject = {subjects.ledger("sandbox", shard): shard for shard in range(shards)}
+        self._positions: dict[int, int] = {}
+        self._stopped: dict[int, str] = {}
+        self._reached = 0
+        self._has_moved = False
+        self.why_not_ready = "the projection has not started"
+
+    @property
+    def stopped(self) -> Mapping[int, str]:
+        """Shards that are not projected until a person has looked, and why."""
+        return self._stopped
+
+    async def run(self) -> None:
+        """Never returns: every failure is told and tried again, later and later."""
+        delay_s = RETRY_S_MIN
+        while True:
+            try:
+                await self._session()
+            except store.UNREACHABLE as error:
+                reason, detail = "postgres", f"PostgreSQL: {error or type(error).__name__}"
+            except MovedElsewhereError as error:
+                reason, detail = "moved", str(error)
+            except RetryLaterError as error:
+                reason, detail = "nats", f"NATS: {error}"
+            except FencepostError as error:
+                reason, detail = type(error).__name__, str(error)
+            self.why_not_ready = detail
+            self._metrics.projection_errors.labels(reason).inc()
+            if self._has_moved:
+                delay_s = RETRY_S_MIN
+            logger.warning("projection_waits", reason=reason, detail=detail, delay_s=delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RETRY_S_MAX)
+
+    async def _session(self) -> NoReturn:
+        """One connection's time, from migrating to whatever ends it."""
+        self._has_moved = False
+        connection = await store.connect(self._dsn)
+        try:
+            await migrations.migrate(connection, self._scripts, phases=("pre",))
+            incarnation = await self._inputs.incarnation(streams.LEDGER, None)
+            self._positions.clear()
+            self._show_stopped({})
+            while True:
+                await self._read_on(Store(connection), Ledger(incarnation, self._shards))
+        finally:
+            # Not gracefully: a server that does not answer would keep us here.
+            connection.terminate()
+
+    async def _read_on(self, tables: Store, ledger: Ledger) -> None:
+        """Reads on from the held shards' positions, until one more is held."""
+        await self._look(tables, ledger)
+        buffer = Buffer()
+        reader = await self._open(buffer, ledger.incarnation) if self._positions else None
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+        try:
+            while True:
+                group = await buffer.group(CHECK_S)
+                if group:
+                    await self._take(tables, group)
+                if loop.time() - looked_s >= CHECK_S:
+                    looked_s = loop.time()
+                    if await self._look(tables, ledger):
+                        return
+        finally:
+            if reader is not None:
+                await reader.close()
+
+    async def _open(self, buffer: Buffer, incarnation: str) -> InputReader:
+        after = self._reached = min(self._positions.values())
+        return await self._inputs.open(
+            streams.LEDGER,
+            list(self._by_subject),
+            after=Position(incarnation=incarnation, seq=after),
+            take=buffer.put,
+            room=buffer.room,
+            fail=buffer.fail,
+        )
+
+    async def _look(self, tables: Store, ledger: Ledger) -> bool:
+        """
+        Looks whether the tables are as this process left them, and takes free shards.
+
+        Returns whether a shard was taken. Raises `MovedElsewhereError` after a wipe: without this
+        an idle ledger would leave wiped tables empty.
+        """
+        await tables.bind(ledger)
+        positions = await tables.positions()
+        for shard, reached in self._positions.items():
+            if positions.get(shard, 0) != reached:
+                raise MovedElsewhereError(f"shard {shard}: the tables were wiped or written")
+        missing = set(range(self._shards)) - set(self._positions)
+        taken = await tables.lock(missing) if missing else []
+        if taken:
+            # Read again: the former holder may have moved them until it let go.
+            positions = await tables.positions()
+            self._positions |= {shard: positions.get(shard, 0) for shard in taken}
+        self._show_stopped(self._stopped)
+        return bool(taken)
+
+    def _show_stopped(self, stopped: Mapping[int, str]) -> None:
+        self._stopped = dict(stopped)
+        self._metrics.projection_stopped.set(len(stopped))
+        self.why_not_ready = "; ".join(stopped[shard] for shard in sorted(stopped))
+
+    def _stop(self, shard: int, reason: str) -> None:
+        logger.error("projection_stopped", shard=shard, detail=reason)
+        self._metrics.projection_errors.labels("stopped").inc()
+        self._show_stopped({**self._stopped, shard: reason})
+
+    async def _take(self, tables: Store, group: Sequence[InputMessage]) -> None:
+        """Projects one group in one transaction."""
+        batches, moves = self._judge(group)
+        try:
+            if batches:
+                await self._write(tables, batches, moves)
+        except ProjectionHoleError as error:
+            # The transaction is undone as a whole; the other shards' batches go without this one.
+            self._stop(error.shard, str(error))
+            await self._take(tables, group)
+            return
+        for shard, (_, reached) in moves.items():
+            self._positions[shard] = reached
+            self._metrics.projected_seq.labels("sandbox", str(shard)).set(reached)
+        self._metrics.projected.inc(len(batches))
+        self._reached = max(self._reached, group[-1].seq)
+        self._has_moved = self._has_moved or bool(moves)
+
+    async def _write(
+        self, tables: Store, batches: Sequence[Batch], moves: Mapping[int, tuple[int, int]]
+    ) -> None:
+        names = Names()
+        for batch in batches:
+            names.add(batch.entries)
+        async with tables.transaction():
+            await tables.move(moves)
+            working = await tables.load(names)
+            for batch in batches:
+                working.apply(batch.shard, batch.seq, batch.now_ms, batch.entries)
+            await tables.write(working.changed)
+
+    def _judge(
+        self, group: Sequence[InputMessage]
+    ) -> tuple[list[Batch], dict[int, tuple[int, int]]]:
+        """What of a group is new to the tables, and how far it moves each shard's position."""
+        batches: list[Batch] = []
+        moves: dict[int, tuple[int, int]] = {}
+        for message in group:
+            shard = self._by_subject.get(message.subject, -1)
+            if shard not in self._positions or shard in self._stopped:
+                continue
+            held = self._positions[shard]
+            reached = moves[shard][1] if shard in moves else held
+            if message.seq <= reached:
+                continue
+            try:
+                batch = self._decode(message, shard, reached)
+            except LedgerBrokenError as error:
+                self._stop(shard, str(error))
+                continue
+            batches.append(batch)
+            moves[shard] = (held, message.seq)
+        return batches, moves
+
+    @staticmethod
+    def _decode(message: InputMessage, shard: int, reached: int) -> Batch:
+        batch = decode_batch(message.data, family="sandbox", shard=shard)
+        if batch.prev != reached:
+            raise LedgerBrokenError(
+                f"shard {shard}: a gap: the batch at {message.seq} follows {batch.prev},"
+                f" the projection is at {reached}"
+            )
+        entries = _MACHINE.decode_entries(bytes(batch.entries))
+        return Batch(shard, message.seq, batch.now_ms, entries)
+
+    async def heads(self) -> dict[int, int]:
+        """The ledger's last batch of each shard. Raises `UnknownError`."""
+        found: dict[int, int] = {}
+        for subject, shard in self._by_subject.items():
+            last = await self._log.last(subject)
+            if isinstance(last, Unknown):
+                raise UnknownError(f"{subject}: {last.reason}")
+            found[shard] = last.seq if isinstance(last, Valid) else 0
+        return found
+
+    async def measure(self) -> None:
+        """Keeps the lag's metric up, for ever."""
+        while True:
+            head = await self._log.last(ALL_SHARDS)
+            if isinstance(head, Valid):
+                self._metrics.projection_lag.set(max(0, head.seq - self._reached))
+            await asyncio.sleep(CHECK_S)

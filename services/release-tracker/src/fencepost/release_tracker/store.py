@@ -1,0 +1,266 @@
+"""
+The projection's tables: locks, positions, and rows in bulk. One connection, used by one task.
+
+A shard is written under an advisory lock of the session that writes, so a lock that is lost takes
+the ability to write along. Besides, a position moves only from where this process left it: when
+somebody wiped the tables, or wrote them, the transaction is rolled back as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import asyncpg
+import msgspec
+from fencepost.core.errors import FencepostError, RetryLaterError
+from fencepost.release_tracker.projecting import VERSION, Names, Working
+from fencepost.release_tracker.rows import (
+    ROWS,
+    AttemptRow,
+    EpochRow,
+    HolderRow,
+    Row,
+    SandboxRow,
+    StepRow,
+)
+
+LOCK_CLASS: Final = 0x4650
+"""First half of the key of a shard's advisory lock; the shard is the second."""
+
+COMMAND_TIMEOUT_S: Final = 60.0
+
+_TYPES: Final[Mapping[str, str]] = {
+    "str": "text",
+    "int": "bigint",
+    "int | None": "bigint",
+    "bool": "boolean",
+    "bytes | None": "bytea",
+}
+
+_R = TypeVar("_R", bound=Row)
+
+
+class MovedElsewhereError(RetryLaterError):
+    """The tables are no longer as this process left them: begin again from what they say."""
+
+
+class WrongLedgerError(FencepostError):
+    """The tables are a projection of another ledger, or by another version of this program."""
+
+
+class Ledger(NamedTuple):
+    """Which ledger: its stream's incarnation, and the number of shards."""
+
+    incarnation: str
+    shards: int
+
+
+def _columns(kind: type[Row]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind))
+
+
+def _upsert(kind: type[Row]) -> str:
+    columns = _columns(kind)
+    types = [_TYPES[kind.__annotations__[column]] for column in columns]
+    quoted = [f'"{column}"' for column in columns]
+    arrays = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(types, 1))
+    keys = ", ".join(f'"{column}"' for column in kind.KEY)
+    sets = ", ".join(
+        f'"{column}" = EXCLUDED."{column}"' for column in columns if column not in kind.KEY
+    )
+    # Names of tables and columns are this package's own; every value is a parameter.
+    return (
+        f"INSERT INTO {kind.TABLE} ({', '.join(quoted)}) SELECT * FROM unnest({arrays})"  # noqa: S608
+        f" ON CONFLICT ({keys}) DO UPDATE SET {sets}"
+    )
+
+
+def _select(kind: type[Row], alias: str, rest: str) -> str:
+    columns = ", ".join(f'{alias}."{column}"' for column in _columns(kind))
+    return f"SELECT {columns} {rest}"
+
+
+_UPSERTS: Final = {kind: _upsert(kind) for kind in ROWS}
+
+_LOAD_SANDBOXES: Final = _select(
+    SandboxRow, "s", "FROM sandboxes s WHERE s.sandbox = ANY($1::text[])"
+)
+_LOAD_EPOCHS: Final = _select(
+    EpochRow,
+    "e",
+    "FROM sandboxes s JOIN epochs e USING (sandbox, epoch) WHERE s.sandbox = ANY($1::text[])",
+)
+_LOAD_STEPS: Final = _select(
+    StepRow,
+    "s",
+    "FROM unnest($1::text[], $2::text[]) AS k (sandbox, step) JOIN steps s USING (sandbox, step)",
+)
+_LOAD_ATTEMPTS: Final = _select(
+    AttemptRow,
+    "a",
+    "FROM unnest($1::text[], $2::text[]) AS k (sandbox, step) JOIN steps s USING (sandbox, step)"
+    " JOIN attempts a USING (sandbox, step, admitted_seq, ordinal)",
+)
+_LOAD_HOLDERS: Final = _select(
+    HolderRow,
+    "h",
+    "FROM unnest($1::text[], $2::text[], $3::text[]) AS k (sandbox, kind, holder)"
+    " JOIN holders h USING (sandbox, kind, holder)",
+)
+
+
+async def connect(dsn: str) -> asyncpg.Connection:
+    """Raises what `UNREACHABLE` names."""
+    return await asyncpg.connect(
+        dsn,
+        timeout=10,
+        command_timeout=COMMAND_TIMEOUT_S,
+        server_settings={
+            "application_name": "fencepost-release-tracker",
+            # A lost commit is made again from the ledger; waiting for the disk buys nothing.
+            "synchronous_commit": "off",
+            # A server that loses this client must not keep its locks for hours.
+            "tcp_keepalives_idle": "10",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "3",
+        },
+    )
+
+
+UNREACHABLE: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""What any use of PostgreSQL may raise while it is down, slow, wiped or starting."""
+
+
+class Store:
+    """See the module."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def bind(self, ledger: Ledger) -> None:
+        """Says which ledger this is a projection of, or checks it. Raises `WrongLedgerError`."""
+        await self._connection.execute(
+            "INSERT INTO projection_ledger (incarnation, shards, version) VALUES ($1, $2, $3)"
+            " ON CONFLICT DO NOTHING",
+            ledger.incarnation,
+            ledger.shards,
+            VERSION,
+        )
+        row = await self._connection.fetchrow(
+            "SELECT incarnation, shards, version FROM projection_ledger"
+        )
+        have = None if row is None else (row["incarnation"], row["shards"], row["version"])
+        want = (ledger.incarnation, ledger.shards, VERSION)
+        if have != want:
+            raise WrongLedgerError(
+                f"the projection is of another ledger or version: has {have}, wanted {want}"
+                " (incarnation, shards, version); make it again:"
+                " python -m fencepost.release_tracker rebuild"
+            )
+
+    async def lock(self, shards: Iterable[int]) -> list[int]:
+        """Takes the locks that are free; returns the shards now held. Never waits."""
+        rows = await self._connection.fetch(
+            "SELECT shard FROM unnest($2::int[]) AS wanted (shard)"
+            " WHERE pg_try_advisory_lock($1, shard)",
+            LOCK_CLASS,
+            list(shards),
+        )
+        return [row["shard"] for row in rows]
+
+    async def positions(self) -> dict[int, int]:
+        """The last batch of each shard that is in the tables; a shard without any is left out."""
+        rows = await self._connection.fetch("SELECT shard, seq FROM projection_position")
+        return {row["shard"]: row["seq"] for row in rows}
+
+    async def load(self, names: Names) -> Working:
+        """Reads every row that the named entries may rest on."""
+        working = Working()
+        sandboxes = list(names.sandboxes)
+        steps = _transposed(names.steps, 2)
+        holders = _transposed(names.holders, 3)
+        if sandboxes:
+            await self._take(working, SandboxRow, _LOAD_SANDBOXES, sandboxes)
+            await self._take(working, EpochRow, _LOAD_EPOCHS, sandboxes)
+        if names.steps:
+            await self._take(working, StepRow, _LOAD_STEPS, *steps)
+            await self._take(working, AttemptRow, _LOAD_ATTEMPTS, *steps)
+        if names.holders:
+            await self._take(working, HolderRow, _LOAD_HOLDERS, *holders)
+        return working
+
+    async def _take(self, working: Working, kind: type[_R], sql: str, *args: Any) -> None:
+        for record in await self._connection.fetch(sql, *args):
+            working.take(kind(**record))
+
+    def transaction(self) -> Any:
+        return self._connection.transaction()
+
+    async def move(self, moves: Mapping[int, tuple[int, int]]) -> None:
+        """
+        Moves positions, `shard: (from, to)`. Raises `MovedElsewhereError`.
+
+        The first thing in a transaction: a wipe takes this table's lock before all others, too.
+        """
+        fresh = [(shard, to) for shard, (was, to) in moves.items() if was == 0]
+        known = [(shard, was, to) for shard, (was, to) in moves.items() if was]
+        done = 0
+        if fresh:
+            done += _count(
+                await self._connection.execute(
+                    "INSERT INTO projection_position (shard, seq)"
+                    " SELECT * FROM unnest($1::int[], $2::bigint[]) ON CONFLICT DO NOTHING",
+                    *_transposed(fresh, 2),
+                )
+            )
+        if known:
+            done += _count(
+                await self._connection.execute(
+                    "UPDATE projection_position p SET seq = m.reached"
+                    " FROM unnest($1::int[], $2::bigint[], $3::bigint[])"
+                    " AS m (shard, was, reached) WHERE p.shard = m.shard AND p.seq = m.was",
+                    *_transposed(known, 3),
+                )
+            )
+        if done != len(moves):
+            raise MovedElsewhereError("the positions are not where this process left them")
+
+    async def write(self, changed: Mapping[type, Mapping[Any, Row]]) -> None:
+        for kind in ROWS:
+            rows = changed.get(kind)
+            if rows:
+                columns = zip(*(msgspec.structs.astuple(row) for row in rows.values()), strict=True)
+                await self._connection.execute(
+                    _UPSERTS[kind], *(list(column) for column in columns)
+                )
+
+    async def wipe(self) -> None:
+        """Empties the projection, in one transaction; whoever is writing it begins again."""
+        tables = ", ".join(kind.TABLE for kind in ROWS)
+        async with self._connection.transaction():
+            await self._connection.execute(
+                "LOCK TABLE projection_position IN ACCESS EXCLUSIVE MODE"
+            )
+            await self._connection.execute(
+                f"TRUNCATE projection_position, projection_ledger, {tables}"
+            )
+
+
+def _transposed(keys: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Rows as columns: one list for each of `width` places."""
+    columns: list[list[Any]] = [[] for _ in range(width)]
+    for key in keys:
+        for column, value in zip(columns, key, strict=True):
+            column.append(value)
+    return columns
+
+
+def _count(status: str) -> int:
+    return int(status.rpartition(" ")[2])
