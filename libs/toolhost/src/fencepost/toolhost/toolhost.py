@@ -991,7 +991,7 @@ class Files:
             if op["t"] == "tree":
                 op["f"] = self.trash_name(key, number)
                 continue
-            if op.get("f") is None:
+            if "l" not in op:
                 continue
             if folder is None:
                 folder = os.path.join(self.pre_root, key)
