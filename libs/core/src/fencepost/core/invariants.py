@@ -70,7 +70,11 @@ class _Sandbox(msgspec.Struct):
 
 
 class ShardAuditor:
-    """Takes one shard's batches in order; keeps only what is open, and a window of what ended."""
+    """
+    Takes one shard's batches in order; keeps only what is open, and a window of what ended.
+
+    Of another family than `sandbox` it judges the frames of the batches, not their entries.
+    """
 
     def __init__(self, family: str, shard: int) -> None:
         self.family = family
@@ -104,7 +108,7 @@ class ShardAuditor:
             self._entries += 1
             if isinstance(entry, TermOpened):
                 self._term_opened(entry, term, index)
-            else:
+            elif self.family == "sandbox":
                 self._take_entry(entry)
         self._check_whole(listed)
         self._seq, self._term, self._owner = seq, max(term, self._term), owner
