@@ -206,7 +206,7 @@ class Outbox:
     def release(self) -> None:
         """Begins to publish: what was added before belonged to a takeover not yet accepted."""
         self._held = False
-        for record in self._records:
+        for record in tuple(self._records):
             self._publish(record)
 
     def repeat(self) -> int:

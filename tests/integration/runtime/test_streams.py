@@ -1,0 +1,78 @@
+"""Streams are made by a designated creator alone, and never changed by anybody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from fencepost.contracts import streams as table
+from fencepost.runtime import streams
+from fencepost.runtime.link import Link, stream_info
+
+
+@pytest.fixture
+async def link(nats_server: Any) -> AsyncIterator[Link]:
+    link = await Link.connect(nats_server.url, name="test")
+    yield link
+    await link.close()
+
+
+async def test_s163_a_process_that_may_not_create_fails_clearly(link: Link) -> None:
+    with pytest.raises(streams.StreamMissingError, match="FP_LEDGER does not exist"):
+        await streams.declare(link, 8, create=False)
+    assert (await stream_info(link, "FP_LEDGER")).error is not None
+    await streams.declare(link, 8, create=True)
+    await streams.declare(link, 8, create=False)
+
+
+async def test_declaring_again_changes_nothing(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    before = await stream_info(link, "FP_LEDGER")
+    deployment = await streams.read_meta(link, "deployment")
+    await streams.declare(link, 8, create=True)
+    assert (await stream_info(link, "FP_LEDGER")).created == before.created
+    assert await streams.read_meta(link, "deployment") == deployment
+
+
+async def test_s95_a_narrowed_stream_is_refused_and_not_repaired(link: Link) -> None:
+    name, config = streams.wanted(table.table(8)[0])
+    assert name == "FP_LEDGER"
+    narrowed = {**config, "max_msgs": 1000}
+    assert b'"error"' not in await link.api(f"STREAM.CREATE.{name}", narrowed)
+    for create in (True, False):
+        with pytest.raises(streams.StreamMismatchError, match="max_msgs: wanted -1, found 1000"):
+            await streams.declare(link, 8, create=create)
+    assert (await stream_info(link, name)).config["max_msgs"] == 1000
+
+
+async def test_another_number_of_shards_is_refused(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    with pytest.raises(streams.StreamMismatchError):
+        await streams.declare(link, 16, create=True)
+
+
+async def test_the_ledger_cannot_be_cut(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    await link.call("fp.v1.ledger.toy.0", b"x", timeout_s=5)
+    assert b'"error"' in await link.api("STREAM.PURGE.FP_LEDGER")
+    assert b'"error"' in await link.api("STREAM.MSG.DELETE.FP_LEDGER", {"seq": 1})
+    assert (await stream_info(link, "FP_LEDGER")).state.messages == 1
+
+
+async def test_the_clients_own_stores_bind_to_the_buckets(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    js = link.nc.jetstream()
+    for bucket in ("FP_OWNERS", "FP_LEASES", "FP_META"):
+        kv = await js.key_value(bucket)
+        await kv.put("a", b"1")
+        await kv.put("a", b"2")
+        entry = await kv.get("a")
+        assert entry.value == b"2"
+        await kv.delete("a")
+    for bucket in ("FP_BLOBS", "FP_SNAPSHOTS"):
+        store = await js.object_store(bucket)
+        await store.put("a", b"x" * 300_000)
+        assert (await store.get("a")).data == b"x" * 300_000
+        await store.delete("a")
