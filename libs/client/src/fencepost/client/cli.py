@@ -360,7 +360,7 @@ def sandbox_list(url: Url = None, as_json: AsJson = False) -> None:
         emit(found)
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("sandbox", "state", "epoch", "provider", "open", "committed", "holders"):
+    for column in ("sandbox", "state", "epoch", "provider", "open steps", "committed", "held by"):
         table.add_column(column, no_wrap=True)
     for item in found:
         table.add_row(
@@ -370,7 +370,7 @@ def sandbox_list(url: Url = None, as_json: AsJson = False) -> None:
             item["provider"],
             str(item["open_steps"]),
             str(item["committed"]),
-            ", ".join(item["holders"]),
+            ", ".join([*item["holders"], *item["claims"]]),
         )
     out.print(table)
 
@@ -469,6 +469,8 @@ def _print_outcome(found: StepOutcome | ReadResult, *, as_json: bool) -> int:
     tries = f" at attempt {found.attempts}" if found.attempts > 1 else ""
     where = f" at epoch {found.epoch}" if found.epoch else ""
     line = Text.assemble((found.state, colour), f" {found.step}{where}{tries}")
+    if found.state == "committed" and not found.is_ok:
+        line.append(f"; the tool failed{_said(found.result)}")
     if found.reason:
         line.append(f": {found.reason}")
     if found.detail:
@@ -479,6 +481,15 @@ def _print_outcome(found: StepOutcome | ReadResult, *, as_json: bool) -> int:
     if found.state == "committed":
         _print_result(found.result)
     return code
+
+
+def _said(result: Any) -> str:
+    """What a failed tool says of itself, where it says it in a way known here."""
+    if not isinstance(result, dict):
+        return ""
+    if isinstance(result.get("error"), str):
+        return f": {result['error']}"
+    return f": exit code {result['exit_code']}" if "exit_code" in result else ""
 
 
 def outcome_object(found: StepOutcome) -> dict[str, Any]:

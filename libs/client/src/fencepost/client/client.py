@@ -69,13 +69,13 @@ class StepHandle:
         Raises `RefusedError` when it never became a step, `RetryLaterError` when the same call
         may be sent again, `OutcomeUnknownError` when `timeout_s` is over.
         """
-        future = self._waiting.future
-        if not future.done():
-            # Not awaited directly: a cancelled caller must not cancel it for the others.
-            await asyncio.wait((future,), timeout=timeout_s)
-            if not future.done():
-                raise OutcomeUnknownError(self.sandbox, self.step, timeout_s or 0)
-        return future.result()
+        if timeout_s is None:
+            return await self._waiting.end()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._waiting.end()
+        except TimeoutError as error:
+            raise OutcomeUnknownError(self.sandbox, self.step, timeout_s) from error
 
 
 class Client:

@@ -41,7 +41,10 @@ MODULES: Final = {
 
 def can_run(role: str) -> bool:
     """Tells whether this installation has the service as a program."""
-    return importlib.util.find_spec(f"{MODULES[role]}.__main__") is not None
+    try:
+        return importlib.util.find_spec(f"{MODULES[role]}.__main__") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class Service:

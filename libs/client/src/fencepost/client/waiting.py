@@ -36,7 +36,17 @@ _PREFIX_LENGTH: Final = len(subjects.event_step("", "", "").rstrip(".")) + 1
 class Waiting:
     """A step on its way. `command` is empty for one that this client did not send."""
 
-    __slots__ = ("absences", "command", "digest", "future", "heard_at", "sandbox", "shard", "step")
+    __slots__ = (
+        "absences",
+        "command",
+        "digest",
+        "ended",
+        "heard_at",
+        "sandbox",
+        "shard",
+        "step",
+        "waiters",
+    )
 
     def __init__(  # noqa: PLR0917
         self,
@@ -45,7 +55,6 @@ class Waiting:
         shard: int,
         command: bytes,
         digest: str,
-        future: asyncio.Future[StepOutcome],
         now: float,
     ) -> None:
         self.sandbox = sandbox
@@ -53,9 +62,25 @@ class Waiting:
         self.shard = shard
         self.command = command
         self.digest = digest
-        self.future = future
+        self.ended: StepOutcome | FencepostError | None = None
+        self.waiters: list[asyncio.Future[None]] = []
         self.heard_at = now
         self.absences = 0
+
+    async def end(self) -> StepOutcome:
+        """Waits for the end; each caller by a future of its own, so cancelling one is its own."""
+        if self.ended is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                self.waiters.remove(waiter)
+        ended = self.ended
+        if isinstance(ended, StepOutcome):
+            return ended
+        assert ended is not None
+        raise ended
 
 
 class Waits:
@@ -84,7 +109,7 @@ class Waits:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for waiting in [*self._waiting.values()]:
-            self._fail(waiting, UnknownError("the client was closed; the step goes on"))
+            self._end(waiting, UnknownError("the client was closed; the step goes on"))
 
     def is_watching(self, sandbox: str) -> bool:
         return sandbox in self._watched
@@ -110,7 +135,6 @@ class Waits:
             ids.shard_of(sandbox, self._shards),
             command,
             digest,
-            self._loop.create_future(),
             self._loop.time(),
         )
         self._waiting[f"{sandbox}.{step}"] = waiting
@@ -122,13 +146,12 @@ class Waits:
 
     def taken(self, waiting: Waiting) -> None:
         """The step's subject was used before: by our own lost send, or by another call."""
-        if waiting.future.done():
-            return
-        self._start_asking(waiting)
+        if waiting.ended is None:
+            self._start_asking(waiting)
 
     def failed(self, waiting: Waiting, error: FencepostError) -> None:
         """The step could not be sent."""
-        self._fail(waiting, error)
+        self._end(waiting, error)
 
     def _heard(self, message: Msg) -> None:
         key, _, state = message.subject[_PREFIX_LENGTH:].rpartition(".")
@@ -143,22 +166,18 @@ class Waits:
             return
         if state == "refused":
             if event.digest in ("", waiting.digest):
-                self._fail(waiting, answers.refusal(event.reason, event.field, event.detail))
+                self._end(waiting, answers.refusal(event.reason, event.field, event.detail))
         elif state != "compensated" or event.final:
             outcome = answers.outcome_of_event(waiting.sandbox, waiting.step, state, event)
-            self._settle(waiting, outcome)
+            self._end(waiting, outcome)
 
-    def _settle(self, waiting: Waiting, outcome: StepOutcome) -> None:
+    def _end(self, waiting: Waiting, end: StepOutcome | FencepostError) -> None:
         self._waiting.pop(f"{waiting.sandbox}.{waiting.step}", None)
-        if not waiting.future.done():
-            waiting.future.set_result(outcome)
-
-    def _fail(self, waiting: Waiting, error: FencepostError) -> None:
-        self._waiting.pop(f"{waiting.sandbox}.{waiting.step}", None)
-        if not waiting.future.done():
-            waiting.future.set_exception(error)
-            # An outcome that nobody awaits any more is no error of this program.
-            waiting.future.exception()
+        if waiting.ended is None:
+            waiting.ended = end
+            for waiter in waiting.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _resumed(self) -> None:
         # Events of the time without a connection are lost: everything is asked for.
@@ -185,14 +204,14 @@ class Waits:
                 self._link, self._shards, waiting.sandbox, waiting.step, timeout_s=_SILENT_S
             )
         except RefusedError as error:
-            self._fail(waiting, error)
+            self._end(waiting, error)
             return
         except FencepostError:
             return  # unknown: asked again at a later tick
-        if waiting.future.done():
+        if waiting.ended is not None:
             return
         if answer.digest and waiting.digest and answer.digest != waiting.digest:
-            self._fail(
+            self._end(
                 waiting,
                 RefusedError(
                     "id_reused",
@@ -202,7 +221,7 @@ class Waits:
                 ),
             )
         elif answer.outcome is not None:
-            self._settle(waiting, answer.outcome)
+            self._end(waiting, answer.outcome)
         elif answer.status == "absent":
             self._absent(waiting)
         else:
@@ -217,7 +236,7 @@ class Waits:
         if waiting.command:
             self.send_again(waiting)
         else:
-            self._fail(
+            self._end(
                 waiting,
                 RefusedError(
                     "unknown_step", f"step: there is no step {waiting.step!r}", field="step"
