@@ -564,3 +564,14 @@ async def test_a_stop_hands_over_what_was_read(rig: Rig) -> None:
     await runner.stop()
     assert rig.batches()[-1].positions["IN"].seq == 1
     assert await runner.ended is None
+
+
+async def test_s201_of_two_inputs_in_one_batch_the_second_sees_the_first(rig: Rig) -> None:
+    runner = await rig.own("a")
+    runner.submit(add("x", 1, id_="same"))
+    runner.submit(add("x", 1, id_="same"))
+    runner.submit(add("x", 1, id_="other"))
+    await rig.settle(runner)
+    entries = msgspec.json.decode(rig.batches()[1].entries)
+    assert [entry["id"] for entry in entries] == ["same", "other"]
+    assert len(rig.batches()) == 2
