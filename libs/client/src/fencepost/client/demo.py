@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from fencepost.client import cli, timeline, ulid
+from fencepost.client import cli, plain_sandbox, timeline, ulid
 from fencepost.client.client import Client, StepHandle
 from fencepost.client.errors import ToolFailedError
 from fencepost.client.outcome import StepOutcome
