@@ -1,7 +1,7 @@
 """
 Drives real toolhost processes over pipes, without an event loop.
 
-`Toolhost` starts one, speaks frames, and collects its answers; `Fence` numbers fences as a planner
+`Toolhost` starts one, speaks frames, and collects its answers; `Disk` numbers fences as a planner
 would. Waits are for answers, with generous bounds, never for a fixed time.
 """
 
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fencepost.toolhost import source_path
 
@@ -94,7 +94,7 @@ class Toolhost:
         self.ids = itertools.count(1)
         self.ended = False
 
-    def __enter__(self) -> Toolhost:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,10 +16,23 @@ from tests.unit.toolhost.driver import Disk, Toolhost, wait_until
 
 Start = Callable[..., Toolhost]
 
-BWRAP = ["bwrap", "--die-with-parent", "--unshare-pid", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+BWRAP = [
+    "bwrap",
+    "--die-with-parent",
+    "--unshare-pid",
+    "--ro-bind",
+    "/",
+    "/",
+    "--dev",
+    "/dev",
+    "--proc",
+    "/proc",
+]
 BWRAP_RW = [*BWRAP, "--bind", "{workspace}", "{workspace}", "--chdir", "{cwd}"]
 BWRAP_RO = [*BWRAP, "--ro-bind", "{workspace}", "{workspace}", "--chdir", "{cwd}"]
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+needs_bwrap = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="bubblewrap is not installed"
+)
 
 # Leaves a process in another session that would write later, and one in the group.
 STUBBORN = (
@@ -43,7 +56,9 @@ def pids_of(disk: Disk) -> list[int]:
     return [int(path.read_text()) for path in paths]
 
 
-def start_command(host: Toolhost, fence: dict[str, Any], shell: str = STUBBORN, **more: Any) -> None:
+def start_command(
+    host: Toolhost, fence: dict[str, Any], shell: str = STUBBORN, **more: Any
+) -> None:
     host.send_call("apply", fence, "run_command", {"shell": shell, **more})
 
 
@@ -161,7 +176,9 @@ def test_s229_a_revocation_through_another_toolhost_kills_it_first(start: Start,
     assert "broken" in kinds
 
 
-def test_s184_a_cancelled_command_is_answered_only_when_its_group_is_gone(host: Toolhost, disk: Disk):
+def test_s184_a_cancelled_command_is_answered_only_when_its_group_is_gone(
+    host: Toolhost, disk: Disk
+):
     fence = disk.fence("s1.1")
     start_command(host, fence, "trap '' TERM INT HUP; echo $$ > pid; sleep 3; touch PROOF")
     wait_until(lambda: (disk.workspace / "pid").exists())
@@ -177,7 +194,11 @@ def test_while_a_command_runs_everything_else_is_served(start: Start, disk: Disk
     fence, queued = disk.fence("s1.1"), disk.fence("s2.1")
     start_command(host, fence, "while [ ! -e go ]; do sleep 0.02; done")
     host.send_call("apply", queued, "write_file", {"path": "after", "content": "x"})
-    wait_until(lambda: host.pump(0.1) and bool(host.heartbeats) and host.heartbeats[-1]["running"] == ["s1.1"])
+    wait_until(
+        lambda: (
+            host.pump(0.1) and bool(host.heartbeats) and host.heartbeats[-1]["running"] == ["s1.1"]
+        )
+    )
     (disk.workspace / "seen").write_text("x")
     assert host.good("read_file", {"path": "seen"})["content"] == "x"
     assert host.revoke("s9.1")["verdict"] == "revoked"
@@ -188,7 +209,9 @@ def test_while_a_command_runs_everything_else_is_served(start: Start, disk: Disk
     assert host.receipt(queued)["verdict"] == "applied"
 
 
-def test_s200_a_new_session_ends_the_old_toolhosts_command_before_it_opens(start: Start, disk: Disk):
+def test_s200_a_new_session_ends_the_old_toolhosts_command_before_it_opens(
+    start: Start, disk: Disk
+):
     old, new = start(), start()
     old.mark(epoch=7)
     fence = disk.fence("s1.1")
@@ -208,7 +231,9 @@ def test_s200_a_new_session_ends_the_old_toolhosts_command_before_it_opens(start
 
 
 @pytest.mark.parametrize("prefix", [[], pytest.param(BWRAP_RW, marks=needs_bwrap)])
-def test_s200_a_stopped_toolhost_that_holds_the_lock_is_ended(start: Start, disk: Disk, prefix: list[str]):
+def test_s200_a_stopped_toolhost_that_holds_the_lock_is_ended(
+    start: Start, disk: Disk, prefix: list[str]
+):
     old, new = start("--exec-prefix", json.dumps(prefix)), start()
     old.mark(epoch=7)
     fence = disk.fence("s1.1")
@@ -275,7 +300,9 @@ def test_sigterm_ends_every_tool(host: Toolhost, disk: Disk):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_s204_a_command_of_a_killed_toolhost_is_indeterminate_and_not_run_again(start: Start, disk: Disk):
+def test_s204_a_command_of_a_killed_toolhost_is_indeterminate_and_not_run_again(
+    start: Start, disk: Disk
+):
     first = start()
     first.mark()
     fence = disk.fence("s1.1")
@@ -333,7 +360,9 @@ def test_a_read_only_command_past_its_time_is_ended(start: Start):
 def test_limits_hold_for_tools_and_not_for_the_toolhost(start: Start, disk: Disk):
     host = start("--limits", '{"file_mb": 1, "memory_mb": 4000}')
     host.mark()
-    receipt = host.apply("s1.1", "run_command", {"shell": "ulimit -f; head -c 3000000 /dev/zero > big"})
+    receipt = host.apply(
+        "s1.1", "run_command", {"shell": "ulimit -f; head -c 3000000 /dev/zero > big"}
+    )
     assert receipt["outcome"] == "failed"
     assert (disk.workspace / "big").stat().st_size <= 1 << 20
     content = "x" * 2_000_000
@@ -415,7 +444,9 @@ def test_wrong_arguments_of_a_command_name_the_field(
         ({"down": {"shell": "true", "cwd": "."}}, "down.cwd"),
     ],
 )
-def test_wrong_arguments_of_a_migration_name_the_field(host: Toolhost, change: dict[str, Any], field: str):
+def test_wrong_arguments_of_a_migration_name_the_field(
+    host: Toolhost, change: dict[str, Any], field: str
+):
     good = {"name": "m", "up": {"shell": "true"}, "down": {"shell": "true"}}
     receipt = host.apply("s1.1", "run_migration", {**good, **change})
     assert (receipt["verdict"], receipt["reason"]) == ("refused", "invalid_arguments")

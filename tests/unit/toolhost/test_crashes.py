@@ -95,7 +95,9 @@ def died(host: Toolhost) -> bool:
         return False
 
 
-def run_to_the_point(host: Toolhost, fence: dict[str, Any], kind: str, call: tuple[str, Any], **more: Any) -> bool:
+def run_to_the_point(
+    host: Toolhost, fence: dict[str, Any], kind: str, call: tuple[str, Any], **more: Any
+) -> bool:
     """Sends a call; True when the toolhost died of it, False when it was answered."""
     tool, args = call
     host.send_call(kind, fence, tool, args, **more)
@@ -135,7 +137,9 @@ def test_s204_a_file_tool_killed_at_any_point_is_applied_once(
 
 @pytest.mark.parametrize("point", FILE_POINTS)
 @pytest.mark.parametrize("name", ["create", "replace_big", "delete_tree", "patch"])
-def test_an_undo_killed_at_any_point_takes_back_once(start: Start, disk: Disk, name: str, point: str):
+def test_an_undo_killed_at_any_point_takes_back_once(
+    start: Start, disk: Disk, name: str, point: str
+):
     fill(disk)
     before = tree(disk)
     host = start()
@@ -272,7 +276,9 @@ def small(tmp_path: Path) -> Iterator[Disk]:
     root.mkdir()
     if os.getuid() != 0:
         pytest.skip("only root can mount a small tmpfs")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(root)], check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(root)], check=False
+    )
     if mounted.returncode != 0:
         pytest.skip("a tmpfs cannot be mounted here")
     try:
@@ -309,7 +315,10 @@ def test_a_patch_that_fills_the_disk_is_taken_back_whole(start: Start, small: Di
     host.mark()
     before = tree(small)
     lines = "".join(f"+{'z' * 60}\n" for _ in range(20_000))
-    patch = PATCH + f"diff --git a/z b/z\nnew file mode 100644\n--- /dev/null\n+++ b/z\n@@ -0,0 +1,20000 @@\n{lines}"
+    patch = (
+        PATCH
+        + f"diff --git a/z b/z\nnew file mode 100644\n--- /dev/null\n+++ b/z\n@@ -0,0 +1,20000 @@\n{lines}"
+    )
     receipt = host.apply(small.fence("s1.1"), "apply_patch", {"patch": patch})
     assert (receipt["verdict"], receipt["reason"]) == ("fault", "no_space")
     assert tree(small) == before
@@ -326,7 +335,9 @@ def test_a_journal_that_cannot_grow_stops_the_tool_and_keeps_its_word(start: Sta
             file.write(b"x" * 4096)
     verdicts = set()
     for number in range(2, 60):
-        receipt = host.apply(small.fence(f"s{number}.1"), "write_file", {"path": "a", "content": str(number)})
+        receipt = host.apply(
+            small.fence(f"s{number}.1"), "write_file", {"path": "a", "content": str(number)}
+        )
         verdicts.add((receipt["verdict"], receipt["reason"]))
         if receipt["verdict"] == "applied":
             first, fence = receipt, small.fence(receipt["attempt"], no=receipt["no"])
@@ -335,7 +346,10 @@ def test_a_journal_that_cannot_grow_stops_the_tool_and_keeps_its_word(start: Sta
     content = (small.workspace / "a").read_bytes()
     assert digest(content) == first["changes"][0]["after"]
     ballast.unlink()
-    assert host.apply(small.fence("s99.1"), "write_file", {"path": "a", "content": "99"})["verdict"] == "applied"
+    assert (
+        host.apply(small.fence("s99.1"), "write_file", {"path": "a", "content": "99"})["verdict"]
+        == "applied"
+    )
     other = start(on=small)
     assert other.apply(fence, "write_file", {"path": "a", "content": "1"}) == first
     assert (small.workspace / "a").read_text() == "99"

@@ -230,7 +230,8 @@ def test_a_mark_goes_only_upwards(start: Start):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("epoch", True), ("epoch", 0), ("session", ""), ("nonce", 5), ("timeout_ms", 0)]
+    ("field", "value"),
+    [("epoch", True), ("epoch", 0), ("session", ""), ("nonce", 5), ("timeout_ms", 0)],
 )
 def test_a_malformed_mark_names_its_field(start: Start, field: str, value: Any):
     host = start()
@@ -368,7 +369,9 @@ def test_an_unknown_frame_is_answered_and_the_stream_goes_on(start: Start):
         ({"session": None}, "session"),
     ],
 )
-def test_a_malformed_fence_names_its_field(host: Toolhost, disk: Disk, change: dict[str, Any], field: str):
+def test_a_malformed_fence_names_its_field(
+    host: Toolhost, disk: Disk, change: dict[str, Any], field: str
+):
     fence = {**disk.fence("s1.1"), **change}
     head = {"k": "apply", "fence": fence, "step": "s1", "tool": "write_file", "digest": ""}
     host.send(head, b'{"path":"a","content":"x"}')
@@ -378,6 +381,8 @@ def test_a_malformed_fence_names_its_field(host: Toolhost, disk: Disk, change: d
     assert os.listdir(disk.workspace) == []
 
 
-@pytest.mark.parametrize("options", [["--state"], ["--what", "x"], ["--limits", "[]"], ["--env", '{"a":1}']])
+@pytest.mark.parametrize(
+    "options", [["--state"], ["--what", "x"], ["--limits", "[]"], ["--env", '{"a":1}']]
+)
 def test_a_wrong_command_line_is_refused(start: Start, options: list[str]):
     assert start(*options).wait_dead() == 1

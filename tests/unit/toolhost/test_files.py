@@ -72,7 +72,9 @@ def test_a_reference_whose_bytes_do_not_have_its_digest_is_missing(host: Toolhos
     assert receipt["reason"] == "blob_missing"
     assert tree(disk) == {}
     host.send({"k": "blob", "digest": digest(b"right"), "size": 5, "last": True}, b"right")
-    assert host.apply("s1.2", "write_file", {"path": "a", "content_ref": reference})["outcome"] == "ok"
+    assert (
+        host.apply("s1.2", "write_file", {"path": "a", "content_ref": reference})["outcome"] == "ok"
+    )
 
 
 def test_a_content_altered_while_it_waits_is_not_written(host: Toolhost, disk: Disk):
@@ -100,7 +102,9 @@ def test_modes_are_set_kept_and_told(host: Toolhost, disk: Disk):
     assert tree(disk)["a"] == ("file", 0o755, b"2")
 
 
-def test_a_link_is_written_and_replaced_never_written_through(host: Toolhost, disk: Disk, tmp_path: Path):
+def test_a_link_is_written_and_replaced_never_written_through(
+    host: Toolhost, disk: Disk, tmp_path: Path
+):
     outside = tmp_path / "outside"
     outside.write_text("kept")
     receipt = host.apply("s1.1", "write_file", {"path": "l", "symlink_to": str(outside)})
@@ -129,7 +133,9 @@ def test_a_hard_link_is_broken_not_written_through(host: Toolhost, disk: Disk, t
 
 
 @pytest.mark.parametrize("path", ["out/a", "in/a", "in/../a", "loop/a"])
-def test_no_write_goes_through_a_linked_directory(host: Toolhost, disk: Disk, tmp_path: Path, path: str):
+def test_no_write_goes_through_a_linked_directory(
+    host: Toolhost, disk: Disk, tmp_path: Path, path: str
+):
     (tmp_path / "outside").mkdir()
     (disk.workspace / "real").mkdir()
     os.symlink(tmp_path / "outside", disk.workspace / "out")
@@ -147,12 +153,27 @@ def test_no_write_goes_through_a_linked_directory(host: Toolhost, disk: Disk, tm
     assert host.write("s9.1", "real/a", "x")["outcome"] == "ok"
 
 
-BAD_PATHS = ["", "/etc/x", "../x", "a/../../x", "a/..", "..", "a\0b", "x" * 256, "y/" * 2100 + "y", ".", 5, None]
+BAD_PATHS = [
+    "",
+    "/etc/x",
+    "../x",
+    "a/../../x",
+    "a/..",
+    "..",
+    "a\0b",
+    "x" * 256,
+    "y/" * 2100 + "y",
+    ".",
+    5,
+    None,
+]
 
 
 @pytest.mark.parametrize("path", BAD_PATHS)
 @pytest.mark.parametrize("tool", ["write_file", "delete_path"])
-def test_a_path_that_is_none_or_leads_out_is_refused(host: Toolhost, disk: Disk, tool: str, path: Any):
+def test_a_path_that_is_none_or_leads_out_is_refused(
+    host: Toolhost, disk: Disk, tool: str, path: Any
+):
     more = {"content": "x"} if tool == "write_file" else {}
     refused(host.apply("s1.1", tool, {"path": path, **more}), "path")
     assert tree(disk) == {}
@@ -185,7 +206,9 @@ def test_a_path_that_is_none_or_leads_out_is_refused(host: Toolhost, disk: Disk,
         (b"\xff", "arguments"),
     ],
 )
-def test_wrong_arguments_of_write_file_name_the_field(host: Toolhost, disk: Disk, args: Any, field: str):
+def test_wrong_arguments_of_write_file_name_the_field(
+    host: Toolhost, disk: Disk, args: Any, field: str
+):
     refused(host.apply("s1.1", "write_file", args), field)
     assert tree(disk) == {}
     assert [r["k"] for r in disk.journal()] == ["opened"]
@@ -286,7 +309,12 @@ def test_deleting_a_link_leaves_its_target(host: Toolhost, disk: Disk):
 
 @pytest.mark.parametrize(
     ("args", "field"),
-    [({}, "path"), ({"path": "a", "recursive": "yes"}, "recursive"), ({"path": "a", "missing_ok": 1}, "missing_ok"), ({"path": "a", "force": True}, "force")],
+    [
+        ({}, "path"),
+        ({"path": "a", "recursive": "yes"}, "recursive"),
+        ({"path": "a", "missing_ok": 1}, "missing_ok"),
+        ({"path": "a", "force": True}, "force"),
+    ],
 )
 def test_wrong_arguments_of_delete_path_name_the_field(host: Toolhost, args: Any, field: str):
     refused(host.apply("s1.1", "delete_path", args), field)
@@ -424,7 +452,11 @@ def test_list_dir_stat_and_search(host: Toolhost, disk: Disk):
     assert [e["path"] for e in listed["entries"]] == ["bin", "d", "d/one.py"]
     assert listed["cut"] is True
     found = host.good("search", {"pattern": "^import (os|sys|re)$"})
-    assert [(m["path"], m["line"]) for m in found["matches"]] == [("d/one.py", 1), ("d/one.py", 2), ("d/two.txt", 1)]
+    assert [(m["path"], m["line"]) for m in found["matches"]] == [
+        ("d/one.py", 1),
+        ("d/one.py", 2),
+        ("d/two.txt", 1),
+    ]
     assert found["skipped"] == 1
     found = host.good("search", {"pattern": "import", "glob": "*.py", "path": "d", "limit": 1})
     assert [m["path"] for m in found["matches"]] == ["d/one.py"]
@@ -464,7 +496,9 @@ def test_a_search_that_never_ends_is_ended(host: Toolhost, disk: Disk):
         ("nonsense", {}, "tool"),
     ],
 )
-def test_wrong_arguments_of_read_tools_name_the_field(host: Toolhost, tool: str, args: Any, field: str):
+def test_wrong_arguments_of_read_tools_name_the_field(
+    host: Toolhost, tool: str, args: Any, field: str
+):
     head, result = host.read(tool, args)
     assert not head["ok"]
     assert result["reason"] == "invalid_arguments"
