@@ -109,7 +109,7 @@ class Api:
                 raise bad_field(name, f"an id matching {ids.ID_PATTERN}", value)
         try:
             return await route.answer(self, values | segments)
-        except reading.Unavailable as error:
+        except reading.UnavailableError as error:
             logger.warning("read_failed", detail=str(error))
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,

@@ -321,6 +321,9 @@ class Working:
     def holder_removed(self, entry: e.HolderRemoved) -> None:
         self._let_go(entry, "dag", entry.dag)
 
+    def told(self, entry: e.ToldEntry) -> None:
+        """What a DAG was told is of its own shard to show."""
+
     def claimed(self, entry: e.Claimed) -> None:
         self._hold(entry, "claim", entry.claim, reason=entry.reason)
 
@@ -488,6 +491,7 @@ _BY_KIND: Final[dict[type, Callable[[Working, Any], None]]] = {
     e.ReceiptRefused: Working.receipt_refused,
     e.HolderAdded: Working.holder_added,
     e.HolderRemoved: Working.holder_removed,
+    e.ToldEntry: Working.told,
     e.Claimed: Working.claimed,
     e.Unclaimed: Working.unclaimed,
     e.Releasing: Working.releasing,

@@ -39,7 +39,7 @@ _STEP: Final = (
 _OPEN: Final = ("pending", "fenced", "indeterminate")
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """PostgreSQL gave no answer in time."""
 
 
@@ -67,7 +67,7 @@ def decode_cursor(cursor: str, *kinds: type) -> tuple[Any, ...]:
 
 
 class Reader:
-    """Reads through a few connections of its own. Every call may raise `Unavailable`."""
+    """Reads through a few connections of its own. Every call may raise `UnavailableError`."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -96,7 +96,7 @@ class Reader:
             ):
                 yield Snapshot(connection)
         except UNREACHABLE as error:
-            raise Unavailable(str(error) or type(error).__name__) from error
+            raise UnavailableError(str(error) or type(error).__name__) from error
 
 
 class Snapshot:

@@ -1,0 +1,36 @@
+"""Serving beyond loopback takes a token; a wrong setting is named."""
+
+from __future__ import annotations
+
+import pytest
+from fencepost.core.errors import RefusedError
+from fencepost.release_tracker import settings
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_POSTGRES_DSN", "postgresql://localhost/x")
+    for name in ("HTTP_HOST", "HTTP_TOKEN"):
+        monkeypatch.delenv(f"FENCEPOST_{name}", raising=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_token(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("FENCEPOST_HTTP_HOST", host)
+    assert settings.load().http_host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "tracker.example", ""])
+def test_any_other_host_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("FENCEPOST_HTTP_HOST", host)
+    with pytest.raises(RefusedError, match="FENCEPOST_HTTP_TOKEN") as refused:
+        settings.load()
+    assert refused.value.field == "http_token"
+    monkeypatch.setenv("FENCEPOST_HTTP_TOKEN", "secret")
+    assert "secret" not in repr(settings.load())
+
+
+def test_a_database_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCEPOST_POSTGRES_DSN")
+    with pytest.raises(RefusedError, match="FENCEPOST_POSTGRES_DSN"):
+        settings.load()
