@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 from faststream.nats import NatsBroker
 from fencepost.contracts import subjects
+from fencepost.core.errors import FencepostError
 from fencepost.core.sandbox.inputs import GatewaySeen
 from fencepost.providers.process import ProcessProvider
 from fencepost.providers.protocol import Provider
@@ -64,6 +65,7 @@ class Gateway:
         self._link: Link | None = None
         self._running: asyncio.Task[None] | None = None
         self._session: GatewaySession | None = None
+        self._declaring: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Looks at the providers, connects, and begins with a session."""
@@ -89,7 +91,29 @@ class Gateway:
         )
         link.on_lost(self._metrics.reconnects.inc)
         await streams.declare(link, config.shards, create=config.declare, replicas=config.replicas)
+        link.on_back(self._server_is_back)
         self._running = asyncio.create_task(self._sessions(link, providers))
+
+    def _server_is_back(self) -> None:
+        """A server that was started again has lost what it kept in memory, the leases included."""
+        if self._declaring is None or self._declaring.done():
+            self._declaring = asyncio.create_task(self._declare_again())
+
+    async def _declare_again(self) -> None:
+        assert self._link is not None
+        while not self._stopping.is_set():
+            try:
+                await streams.declare(
+                    self._link,
+                    self._config.shards,
+                    create=self._config.declare,
+                    replicas=self._config.replicas,
+                )
+            except FencepostError as error:
+                logger.warning("streams_not_ready", detail=str(error))
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     async def _sessions(self, link: Link, providers: dict[str, Provider]) -> None:
         """A session that is over is followed by another one, under another id."""
@@ -109,6 +133,9 @@ class Gateway:
         self._stopping.set()
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
+        if self._declaring is not None:
+            self._declaring.cancel()
+            await asyncio.gather(self._declaring, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
 

@@ -44,6 +44,7 @@ class Attachment:
         sandbox: str,
         session: str,
         nonce_fresh: str,
+        asked: int,
         ref: Ref,
         spec: SandboxSpec,
         shard: int,
@@ -57,6 +58,7 @@ class Attachment:
         self.sandbox = sandbox
         self.session = session
         self.nonce_fresh = nonce_fresh
+        self.asked = asked
         self.ref = ref
         self.spec = spec
         self.shard = shard
@@ -198,6 +200,7 @@ class Attachment:
             ),
             journal_seq=head.journal_seq,
             nonce_fresh=self.nonce_fresh,
+            asked=self.asked,
         )
         return self.found
 

@@ -237,10 +237,12 @@ class GatewaySession:
     # -- lease and heartbeats ------------------------------------------------------------------
 
     async def _first_renewal(self, stop: asyncio.Event) -> bool:
+        pause_s = 0.1
         while not stop.is_set():
             if await self._renew():
                 return True
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 1.0)
         return False
 
     async def _renew(self) -> bool:
@@ -367,7 +369,7 @@ class GatewaySession:
             case AttachOrder():
                 self._spawn(("attach", order.sandbox), self._attach(order))
             case MarkOrder():
-                self._spawn(("mark", order.sandbox), self._mark(order))
+                self._spawn(("mark", f"{order.session}/{order.epoch}"), self._mark(order))
             case StopOrder():
                 about = order.ref.instance if order.ref is not None else order.create_id
                 self._spawn(("stop", about), self._stop(order))
@@ -512,7 +514,7 @@ class GatewaySession:
 
     async def _attach(self, order: AttachOrder) -> None:
         current = self._attached.get(order.sandbox)
-        if current is not None and current.ref == order.ref and self._was_just_told(current):
+        if current is not None and current.ref == order.ref and self._was_told(current, order):
             return
         provider = self._provider_of(order.ref)
         session = mint("ss", self._clock.now_ms())
@@ -531,6 +533,7 @@ class GatewaySession:
             sandbox=order.sandbox,
             session=session,
             nonce_fresh=secrets.token_hex(16),
+            asked=order.asked,
             ref=order.ref,
             spec=order.spec,
             shard=ids.shard_of(order.sandbox, self._options.shards),
@@ -568,17 +571,21 @@ class GatewaySession:
         if self._attached.get(attachment.sandbox) is not attachment:
             await self._unsubscribe(attachment)
 
-    def _was_just_told(self, current: Attachment) -> bool:
+    def _was_told(self, current: Attachment, order: AttachOrder) -> bool:
         """
         Answers an order that was sent before the shard saw our answer to the last one.
 
         Orders are repeated until answered. Replacing a session for each repeat would end a
-        session while the shard marks it, and so on for ever.
+        session while the shard marks it, and so on for ever. One that asks anew needs another
+        reading of the disk: what this session found first may be out of date.
         """
-        if current.ended or current.found is None:
+        if current.ended or current.found is None or order.asked > current.asked:
             return False
+        if order.asked < current.asked:
+            return True  # late: it was answered by the session before this one
         age_ms = self._clock.monotonic_ms() - current.marked_at_ms
-        if current.marked is not None and age_ms > limits.EFFECT_REPEAT_MS:
+        by_hand = order.asked == 0
+        if by_hand and current.marked is not None and age_ms > limits.EFFECT_REPEAT_MS:
             return False
         self._facts.put(current.found)
         if current.marked is not None:
