@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from fencepost.contracts.messages import Position
 from fencepost.core import ids
 from fencepost.core.errors import UnknownError

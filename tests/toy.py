@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
-
 from fencepost.core.errors import LedgerBrokenError, PoisonedError
 from fencepost.core.machine import Effect, Event, Message, Place
 from fencepost.core.sandbox.entries import TermOpened

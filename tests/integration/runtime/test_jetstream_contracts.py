@@ -8,15 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from tests.contracts import S0, BusContract, InputsContract, LogContract, until
-
 from fencepost.contracts.messages import Position
 from fencepost.runtime import streams
 from fencepost.runtime.bus import JetStreamInputs, NatsBus
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
 from fencepost.runtime.ports import AppendRefused, AppendUnknown, Bus, InputMessage, Valid
+
+from tests.contracts import S0, BusContract, InputsContract, LogContract, until
 
 
 @pytest.fixture

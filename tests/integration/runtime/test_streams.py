@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-
 from fencepost.contracts import streams as table
 from fencepost.runtime import streams
 from fencepost.runtime.link import Link, stream_info

@@ -7,16 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-
-from tests.contracts import until
-from tests.memory import ManualClock, MemoryBus, MemoryInputs, MemoryLog, MemorySnapshots, MemoryStream
-from tests.toy import Input, State, ToyMachine
-
 from fencepost.contracts import subjects
 from fencepost.contracts.messages import Batch
 from fencepost.core.machine import Effect
 from fencepost.runtime.metrics import RunnerMetrics
 from fencepost.runtime.shard_runner import Durable, ShardRunner
+
+from tests.contracts import until
+from tests.memory import (
+    ManualClock,
+    MemoryBus,
+    MemoryInputs,
+    MemoryLog,
+    MemorySnapshots,
+    MemoryStream,
+)
+from tests.toy import Input, State, ToyMachine
 
 SHARDS = 4
 
@@ -100,8 +106,11 @@ class Rig:
         """Waits until these runners have nothing to do."""
         for runner in runners:
             await until(
-                lambda runner=runner: runner.ended.done() or (  # type: ignore[misc]
-                    not runner._has_work() and runner._waiter is not None
+                lambda runner=runner: (
+                    runner.ended.done()
+                    or (  # type: ignore[misc]
+                        not runner._has_work() and runner._waiter is not None
+                    )
                 )
             )
 
@@ -114,9 +123,9 @@ class Rig:
 
 
 async def state_of(runner: ShardRunner) -> State:
-    state: State = await runner.ask(lambda state: msgspec.json.decode(
-        msgspec.json.encode(state), type=State
-    ))
+    state: State = await runner.ask(
+        lambda state: msgspec.json.decode(msgspec.json.encode(state), type=State)
+    )
     return state
 
 

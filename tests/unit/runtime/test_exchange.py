@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from fencepost.core import ids
+from fencepost.runtime.outbox import Envelope
 
 from tests.contracts import until
 from tests.toy import Input
 from tests.unit.runtime.rig import SHARDS, Crash, Rig, add, crash_at, state_of
-
-from fencepost.core import ids
-from fencepost.runtime.outbox import Envelope
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
+from fencepost.runtime.ports import AppendRefused, AppendUnknown, Valid
 
 from tests.contracts import S0, BusContract, InputsContract, LogContract
 from tests.memory import MemoryBus, MemoryInputs, MemoryLog, MemoryStream, partitioned
-
-from fencepost.runtime.ports import AppendRefused, AppendUnknown, Valid
 
 
 class TestMemoryLog(LogContract):

@@ -8,16 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from fencepost.core import limits
+from fencepost.core.errors import LedgerBrokenError, OwnershipLostError
+from fencepost.runtime import crash, shard_runner
+from fencepost.runtime.ports import ClockSkewedError, InputLostError
 
 from tests.contracts import until
 from tests.memory import ManualClock
 from tests.toy import Input, ToyMachine
 from tests.unit.runtime.rig import Crash, Rig, add, crash_at, state_of
-
-from fencepost.core import limits
-from fencepost.core.errors import LedgerBrokenError, OwnershipLostError
-from fencepost.runtime import crash, shard_runner
-from fencepost.runtime.ports import ClockSkewedError, InputLostError
 
 
 @pytest.fixture
@@ -402,9 +401,10 @@ async def test_s221_a_poison_input_is_recorded_and_passed_over(rig: Rig) -> None
     assert [(entry["reason"], entry["seq"]) for entry in refused] == [("poison", 2)]
     assert (await state_of(runner)).sums == {"x": 2}
     assert rig.batches()[-1].positions["IN"].seq == 3
-    assert rig.metrics.registry.get_sample_value(
-        "fencepost_inputs_poisoned_total", {"source": "in"}
-    ) == 1
+    assert (
+        rig.metrics.registry.get_sample_value("fencepost_inputs_poisoned_total", {"source": "in"})
+        == 1
+    )
 
 
 async def test_s221_an_input_on_which_decide_raises_is_poison(rig: Rig) -> None:

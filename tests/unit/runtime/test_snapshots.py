@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from fencepost.core.errors import LedgerBrokenError
+from fencepost.runtime import snapshots
 
 from tests.contracts import until
 from tests.memory import MemoryLog
 from tests.toy import Input, State, ToyMachine
 from tests.unit.runtime.rig import Rig, add, crash_at, state_of
-
-from fencepost.core.errors import LedgerBrokenError
-from fencepost.runtime import snapshots
 
 
 @pytest.fixture
@@ -118,9 +117,7 @@ async def test_s218_a_snapshot_newer_than_the_log_is_ignored(rig: Rig) -> None:
     assert parsed is not None and parsed[0] > len(cut)
     shorter.messages[-1] = (
         subject,
-        msgspec.json.encode(
-            msgspec.structs.replace(last, snapshot=snapshots.pointer(*parsed))
-        ),
+        msgspec.json.encode(msgspec.structs.replace(last, snapshot=snapshots.pointer(*parsed))),
         0,
     )
     whole = CountingMachine()
