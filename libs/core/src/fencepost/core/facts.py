@@ -66,7 +66,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found", tag_field="k
     A gateway opened a channel and read the disk: the marker, or None where there is none.
 
     `session` is the new attachment's id and `nonce_fresh` a nonce for a new generation, both
-    minted by the gateway, so the shard needs no randomness.
+    minted by the gateway, so the shard needs no randomness. `asked` is that of the order: a
+    reading that was taken before something else was learned of the disk proves nothing. None: by
+    hand, taken as it is.
     """
 
     sandbox: str
@@ -76,6 +78,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found", tag_field="k
     marker: Marker | None
     journal_seq: int
     nonce_fresh: str
+    asked: int | None = None
 
 
 class Marked(msgspec.Struct, frozen=True, kw_only=True, tag="marked", tag_field="kind"):

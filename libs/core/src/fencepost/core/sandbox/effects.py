@@ -150,7 +150,9 @@ def _life_of(sandbox: Sandbox, hints: Hints, now_ms: int) -> Iterator[Effect]:
             ),
         )
     elif not sandbox.session:
-        order = orders.AttachOrder(sandbox=sandbox.id, ref=sandbox.ref, spec=sandbox.spec)
+        order = orders.AttachOrder(
+            sandbox=sandbox.id, ref=sandbox.ref, spec=sandbox.spec, asked=sandbox.asked
+        )
         yield from _to_authority(sandbox, hints, now_ms, "attach", order)
 
 

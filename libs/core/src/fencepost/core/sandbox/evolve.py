@@ -70,6 +70,7 @@ def _requested(state: SandboxShard, entry: e.Requested, _place: Place, now_ms: i
 
 def _assigned(state: SandboxShard, entry: e.AssignedEntry, _place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
+    sandbox.asked += 1
     made = sandbox.creates.pop(entry.create_id)
     sandbox.ref = entry.ref
     sandbox.capabilities = entry.capabilities
@@ -110,6 +111,7 @@ def _epoch_opened(state: SandboxShard, entry: e.EpochOpened, _place: Place, _now
 
 def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
+    sandbox.asked += 1
     assert sandbox.open, "a marker is written for an open epoch"
     assert entry.epoch == sandbox.epoch, "a marker is written for the current epoch"
     sandbox.ref = entry.ref
@@ -126,6 +128,7 @@ def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) 
 
 def _attached(state: SandboxShard, entry: e.Attached, _place: Place, _now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
+    sandbox.asked += 1
     assert sandbox.open, "only an open epoch is attached to"
     assert entry.epoch == sandbox.epoch, "only the current epoch is attached to"
     sandbox.session = entry.session
@@ -140,6 +143,7 @@ def _attached(state: SandboxShard, entry: e.Attached, _place: Place, _now_ms: in
 
 def _detached(state: SandboxShard, entry: e.Detached, _place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
+    sandbox.asked += 1
     if sandbox.session == entry.session:
         sandbox.session = ""
     if sandbox.marking is not None and sandbox.marking.session == entry.session:
@@ -150,6 +154,7 @@ def _detached(state: SandboxShard, entry: e.Detached, _place: Place, now_ms: int
 
 def _epoch_closed(state: SandboxShard, entry: e.EpochClosed, _place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
+    sandbox.asked += 1
     assert entry.epoch == sandbox.epoch, "only the current epoch is closed"
     sandbox.open = False
     sandbox.session = ""

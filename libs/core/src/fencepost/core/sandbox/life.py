@@ -140,6 +140,8 @@ def _create_failed(sandbox: Sandbox, value: facts.CreateFailed) -> list[e.Sandbo
 def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> list[e.SandboxEntry]:
     if sandbox.releasing or sandbox.condemned or sandbox.ref is None:
         return []
+    if value.asked is not None and value.asked != sandbox.asked:
+        return []  # read before something else was learned of this disk: it may be out of date
     ref, marking = sandbox.ref, sandbox.marking
     named = (value.ref.authority, value.ref.provider, value.ref.native_id)
     if named != (ref.authority, ref.provider, ref.native_id):
@@ -178,7 +180,8 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
         )
         if disk == "cold":
             entries += outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")
-        elif disk == "restored":
+        elif disk == "restored" or evidence == "other_instance":
+            # Bytes that come under another instance may be a snapshot's, taken at this very length.
             entries += outcomes.external_at_risk(sandbox)
     elif sandbox.session:
         entries.append(
@@ -212,7 +215,9 @@ def _moved(sandbox: Sandbox, value: facts.Found) -> tuple[e.Disk, str] | None:
         # A warm or restored epoch was opened on a disk that had a marker: this one is another.
         return "cold", "no_marker"
     if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):
-        return "cold", "other_nonce"
+        # Perhaps an older point of this disk, from before its present generation: what it holds of
+        # the open steps is for its journal to say.
+        return "restored", "other_nonce"
     if value.journal_seq < sandbox.journal_seq:
         # An older snapshot of this very disk, restored (S-205).
         return "restored", f"journal {value.journal_seq} behind ledger {sandbox.journal_seq}"

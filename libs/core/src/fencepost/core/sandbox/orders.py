@@ -56,11 +56,17 @@ class CreateOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class AttachOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="attach"):
-    """Open a channel in a new session, read the disk's marker and report `found`."""
+    """
+    Open a channel in a new session, read the disk's marker and report `found`.
+
+    `asked` rises with all that the shard learns about the sandbox's disk; the report repeats it.
+    One that is not above that of the session at hand was answered already.
+    """
 
     sandbox: str
     ref: Ref
     spec: SandboxSpec
+    asked: int = 0
 
 
 class MarkOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mark"):

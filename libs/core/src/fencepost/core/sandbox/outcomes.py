@@ -385,9 +385,9 @@ def lost_with_disk(sandbox: Sandbox, *, final: bool, reason: str) -> list[e.Sand
 
 def external_at_risk(sandbox: Sandbox) -> list[e.SandboxEntry]:
     """
-    Gives up external effects fenced before an older snapshot came back.
+    Gives up external effects fenced before what may be an older snapshot came back.
 
-    The journal of that snapshot may have forgotten that one began, so it cannot vouch for it.
+    Its journal may have forgotten that one began, so it cannot vouch for it.
     """
     return [
         _indeterminate(sandbox, name, step, "restored", "an external effect")

@@ -87,6 +87,7 @@ class Sandbox(msgspec.Struct, kw_only=True):
     session: str = ""
     gateway: str = ""
     marking: MarkingState | None = None
+    asked: int = 0
     condemned: bool = False
     releasing: bool = False
     gone: bool = False
