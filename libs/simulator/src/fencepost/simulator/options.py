@@ -1,0 +1,127 @@
+"""
+Swarm options: which faults a run has, and how often, all drawn from its seed.
+
+A fault class that is absent from `rates` never happens in that run. Rates of messages and calls
+are probabilities per opportunity; rates of the chaos classes are probabilities per chaos tick.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+# Base rates. The draw leaves a class out, or takes it at a third, once, or three times of this.
+MESSAGE_FAULTS: Final[dict[str, float]] = {
+    "command_lost": 0.10,
+    "command_repeated": 0.10,
+    "command_malformed": 0.05,
+    "command_id_reused": 0.05,
+    "dispatch_lost": 0.08,
+    "dispatch_repeated": 0.10,
+    "dispatch_delayed": 0.06,
+    "receipt_lost": 0.08,
+    "receipt_repeated": 0.10,
+    "receipt_delayed": 0.08,
+    "receipt_corrupted": 0.05,
+    "receipt_empty": 0.05,
+    "fact_repeated": 0.10,
+    "fact_delayed": 0.10,
+    "fact_poisoned": 0.03,
+    "heartbeat_lost": 0.20,
+    "append_lost": 0.04,
+    "append_answer_lost": 0.04,
+    "append_slow": 0.05,
+    "read_stale": 0.15,
+    "read_lost": 0.10,
+    "snapshot_torn": 0.30,
+    "create_ambiguous": 0.20,
+    "create_refused": 0.15,
+    "provider_slow": 0.10,
+    "observe_unknown": 0.25,
+    "stop_refused": 0.20,
+    "stop_lost": 0.15,
+    "stop_stuck": 0.25,
+    "disk_full": 0.05,
+    "record_fails": 0.03,
+    "naive_toolhost": 0.30,
+    "tools_unkillable": 0.05,
+    "owner_crash_between_effects": 0.01,
+    "toolhost_crash_at_point": 0.02,
+    "step_cancelled": 0.12,
+    "step_deadline_short": 0.10,
+    "sandbox_released": 0.30,
+}
+CHAOS_FAULTS: Final[dict[str, float]] = {
+    "owner_crash": 0.03,
+    "owner_pause": 0.04,
+    "owner_rival": 0.03,
+    "clock_jump": 0.05,
+    "log_unreachable": 0.02,
+    "gateway_crash": 0.03,
+    "gateway_pause": 0.04,
+    "gateway_cut_off": 0.03,
+    "toolhost_crash": 0.05,
+    "toolhost_pause": 0.03,
+    "channel_cut": 0.05,
+    "sandbox_preempted": 0.04,
+    "preempted_but_acting": 0.03,
+    "sandbox_restarted": 0.03,
+    "snapshot_restored": 0.03,
+    "disk_swapped_under_tool": 0.05,
+}
+FAULTS: Final[tuple[str, ...]] = (*MESSAGE_FAULTS, *CHAOS_FAULTS)
+
+WORKLOAD_ONLY: Final = frozenset({"step_cancelled", "step_deadline_short", "sandbox_released"})
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One run. Times are virtual milliseconds.
+
+    `steps` is how many step commands the clients send; the safety phase ends when all are sent
+    and `safety_ms` have passed; then faults stop and everything must settle within `settle_ms`.
+    """
+
+    shards: int = 2
+    planners: int = 2
+    gateways: int = 2
+    sandboxes: int = 4
+    steps: int = 40
+    safety_ms: int = 20_000
+    settle_ms: int = 240_000
+    snapshot_every: int = 25
+    external_share: float = 0.2
+    command_share: float = 0.3
+    rates: dict[str, float] = {}
+
+
+def draw(
+    seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None = None
+) -> Options:
+    """
+    Draws the options of one run. `faults` restricts the draw to these classes, all of them on.
+
+    The draw has its own generator, so that a run under other options keeps its seed's lots.
+    """
+    lots = random.Random(f"options/{seed}")
+    few = lots.random() < 0.25
+    rates: dict[str, float] = {}
+    for name in FAULTS:
+        base = MESSAGE_FAULTS.get(name) or CHAOS_FAULTS[name]
+        on = lots.random() < (0.12 if few else 0.5)
+        rate = min(base * lots.choice((0.33, 1.0, 3.0)), 0.9)
+        if (on if faults is None else name in faults):
+            rates[name] = round(rate, 4)
+    return Options(
+        shards=lots.choice((1, 2, 3)),
+        planners=lots.choice((1, 2, 3)),
+        gateways=lots.choice((1, 2, 3)),
+        sandboxes=lots.choice((1, 2, 4, 6)),
+        steps=lots.choice((20, 40, 80)) if steps is None else steps,
+        snapshot_every=lots.choice((5, 25, 100)),
+        external_share=lots.choice((0.0, 0.2, 0.5)),
+        command_share=lots.choice((0.0, 0.3, 0.8)),
+        rates=rates,
+    )
