@@ -158,6 +158,9 @@ _WORDS: Final[dict[type, Callable[[Any], str]]] = {
     e.ReceiptRefused: _receipt_refused,
     e.HolderAdded: lambda x: f"held by {x.dag}",
     e.HolderRemoved: lambda x: f"no longer held by {x.dag}",
+    e.ToldEntry: lambda x: (
+        f"DAG {x.dag} is told: {x.phase}" + (f", {_why(x.reason, x.evidence)}" if x.reason else "")
+    ),
     e.Claimed: lambda x: f"claimed by {x.claim}: {x.reason}",
     e.Unclaimed: lambda x: f"claim {x.claim} ended",
     e.Releasing: lambda x: f"releasing: {x.reason}",
