@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fencepost.core.errors import FencepostError
 from fencepost.release_tracker import app, migrations
-from fencepost.release_tracker.settings import load
+from fencepost.release_tracker.settings import TrackerSettings, load
 from fencepost.runtime import service
 
 USAGE = "usage: python -m fencepost.release_tracker [migrate [pre|post] | rebuild]\n"
@@ -36,9 +36,15 @@ def main(argv: Sequence[str]) -> None:
             raise SystemExit(2)
 
 
+def _settings() -> TrackerSettings:
+    settings = load()
+    service.configure_logging(settings, "release-tracker")
+    return settings
+
+
 def _migrate(*phases: migrations.Phase) -> None:
     try:
-        applied = asyncio.run(app.migrate(load(), phases))
+        applied = asyncio.run(app.migrate(_settings(), phases))
     except FencepostError as error:
         raise SystemExit(str(error)) from None
     sys.stdout.write("".join(f"applied {name}\n" for name in applied) or "nothing to apply\n")
@@ -46,7 +52,7 @@ def _migrate(*phases: migrations.Phase) -> None:
 
 def _rebuild() -> None:
     try:
-        positions = asyncio.run(app.rebuild(load()))
+        positions = asyncio.run(app.rebuild(_settings()))
     except FencepostError as error:
         raise SystemExit(str(error)) from None
     told = ", ".join(f"{shard}: {seq}" for shard, seq in sorted(positions.items()))
