@@ -27,7 +27,7 @@ SHARDS = 8
 
 
 async def run(
-    nats_url: str,
+    server: rig.Server,
     in_flight: int,
     seconds: float,
     *,
@@ -35,7 +35,7 @@ async def run(
     payload_bytes: int = PAYLOAD_BYTES,
 ) -> rig.Measurement:
     """Measures `synced_messages` acknowledged publishes in sequence per step, on new streams."""
-    client = await nats.connect(nats_url)
+    client = await nats.connect(server.url)
     manager = client.jetstream()
     names = {COMMANDS: "floor.cmd.>", BATCHES: "floor.ledger.>"}
     for name, subject in names.items():
@@ -55,7 +55,12 @@ async def run(
             await publish(f"floor.ledger.{lane % SHARDS}")
 
     try:
-        return await rig.measure(step, in_flight=in_flight, seconds=seconds)
+        return await rig.measure(
+            step,
+            in_flight=in_flight,
+            seconds=seconds,
+            processes=lambda: [("nats", server.pid)],
+        )
     finally:
         for name in names:
             await manager.delete_stream(name)
@@ -69,9 +74,9 @@ async def main() -> None:
     options.add_argument("--synced-messages", type=int, default=SYNCED_MESSAGES)
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    async with rig.nats_server() as url:
+    async with rig.nats_server() as server:
         rows = [
-            await run(url, count, chosen.seconds, synced_messages=chosen.synced_messages)
+            await run(server, count, chosen.seconds, synced_messages=chosen.synced_messages)
             for count in chosen.in_flight
         ]
     print(json.dumps({"floor": rows}) if chosen.json else rig.table(rows))

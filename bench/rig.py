@@ -8,12 +8,17 @@ rate and its latencies belong together, and no step waits where the measurement 
 import asyncio
 import contextlib
 import math
+import os
 import socket
 import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil  # type: ignore[import-untyped]
 
 START_SECONDS_MAX = 15.0
 WARM_UP_SECONDS = 1.0
@@ -25,6 +30,14 @@ jetstream {{ store_dir: "{store}", sync_interval: always }}
 """
 
 Measurement = dict[str, float | int]
+Processes = Iterable[tuple[str, int]]
+CLIENT = "client"
+PROCESSOR = "us_"
+
+
+class Server(NamedTuple):
+    url: str
+    pid: int
 
 
 def free_port() -> int:
@@ -34,7 +47,7 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def nats_server() -> AsyncIterator[str]:
+async def nats_server() -> AsyncIterator[Server]:
     """Runs a nats-server with a store of its own, which syncs a stored message before its ack."""
     binary = Path(sysconfig.get_path("scripts")) / "nats-server"
     port = free_port()
@@ -46,7 +59,7 @@ async def nats_server() -> AsyncIterator[str]:
         )
         try:
             await _wait_until_open(port, server)
-            yield f"nats://127.0.0.1:{port}"
+            yield Server(f"nats://127.0.0.1:{port}", server.pid)
         finally:
             if server.returncode is None:
                 server.terminate()
@@ -71,23 +84,40 @@ def percentile(ordered: list[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def processor_seconds(processes: Processes) -> Counter[str]:
+    """Tells the processor time used so far, system and user, of this process and of others."""
+    own = os.times()
+    used: Counter[str] = Counter()
+    used[CLIENT] = own.user + own.system  # type: ignore[assignment]
+    for role, pid in processes:
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            used[role] += times.user + times.system
+    return used
+
+
 async def measure(
     step: Callable[[int, int], Awaitable[None]],
     *,
     in_flight: int,
     seconds: float,
     warm_up_seconds: float = WARM_UP_SECONDS,
+    processes: Callable[[], Processes] = tuple,
 ) -> Measurement:
     """
     Keeps `in_flight` calls of `step(lane, number)` running and tells rate and latencies.
 
     Only steps that end inside the window count. Times are wall time of the caller, in milliseconds.
+    `us_<role>` is the processor time per step of each process, in microseconds, start to end.
     """
     opened = time.perf_counter() + warm_up_seconds
     closed = opened + seconds
     latencies_ms: list[float] = []
+    count = 0
+    used = processor_seconds(processes())
 
     async def lane(index: int) -> None:
+        nonlocal count
         number = 0
         while (started := time.perf_counter()) < closed:
             await step(index, number)
@@ -95,26 +125,46 @@ async def measure(
             if opened <= ended < closed:
                 latencies_ms.append((ended - started) * 1000)
             number += 1
+        count += number
 
     async with asyncio.TaskGroup() as lanes:
         for index in range(in_flight):
             lanes.create_task(lane(index))
+    spent = processor_seconds(processes()) - used
     if not latencies_ms:
         raise RuntimeError(f"no step ended within {seconds} s at {in_flight} in flight")
     latencies_ms.sort()
-    return {
+    measured: Measurement = {
         "in_flight": in_flight,
         "steps_s": round(len(latencies_ms) / seconds, 1),
         "p50_ms": round(percentile(latencies_ms, 0.50), 3),
         "p99_ms": round(percentile(latencies_ms, 0.99), 3),
+        "steps": count,
     }
+    for role, value in sorted(spent.items()):
+        measured[PROCESSOR + role] = round(value / count * 1e6)
+    return measured
 
 
 def table(rows: list[Measurement]) -> str:
     """Lays measurements out for a person."""
-    head = f"{'in flight':>9} {'steps/s':>9} {'p50 ms':>8} {'p99 ms':>8}"
+    head = (
+        f"{'in flight':>9} {'steps/s':>9} {'p50 ms':>8} {'p99 ms':>8}  "
+        "processor time per step, microseconds"
+    )
     body = [
         f"{row['in_flight']:>9} {row['steps_s']:>9.0f} {row['p50_ms']:>8.2f} {row['p99_ms']:>8.2f}"
+        f"  {processor(row)}"
         for row in rows
     ]
     return "\n".join([head, *body])
+
+
+def processor(row: Measurement) -> str:
+    """Says what one row used of the processor: in all, and by process."""
+    parts = {
+        name.removeprefix(PROCESSOR): value
+        for name, value in row.items()
+        if name.startswith(PROCESSOR)
+    }
+    return f"{sum(parts.values())}: " + ", ".join(f"{role} {parts[role]}" for role in parts)

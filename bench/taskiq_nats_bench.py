@@ -1,14 +1,14 @@
 """
 A plain task queue doing the same file work: taskiq on a synced JetStream stream.
 
-The task writes 200 bytes to a temporary file, renames it over the target and appends one JSON
-record to a journal, in one of 64 folders: the work of Fencepost's toolhost, without its fence. It
-promises nothing about effects: a task that is delivered twice writes twice. Set up to be as fast as
-it gets: a pull consumer with batches of 64, an asynchronous task that works in the event loop (no
-threads), uvloop, no result store, and the end told to the client by one core-NATS message from the
-task. Workers are processes of their own: one up to 64 in flight, two above. (Two are 5 to 10 %
-faster at 256, no faster at 64, and at 16 one of them waits out its pull while the other has nothing
-left, which costs most of the rate.)
+The task does the file work of Fencepost's toolhost, without its fence: in one of 64 folders it
+appends a record to a journal (begun), writes 200 bytes to a temporary file, renames it over the
+target and appends another record (done). It promises nothing about effects: a task that is
+delivered twice writes twice. Set up to be as fast as it gets: a pull consumer with batches of 64,
+an asynchronous task that works in the event loop (no threads), uvloop, no result store, and the end
+told to the client by one core-NATS message from the task. Workers are processes of their own: one
+up to 64 in flight, two above. (Two are 5 to 10 % faster at 256, no faster at 64, and at 16 one of
+them waits out its pull while the other has nothing left, which costs most of the rate.)
 """
 
 import argparse
@@ -45,18 +45,22 @@ ACK_WAIT_SECONDS = 60
 
 
 def work(root: Path, folder: int, step_id: str, content: str) -> None:
-    """Writes the file whole or not at all, then says so in the folder's journal."""
+    """Writes the file whole or not at all; the folder's journal says so before and after."""
     place = root / f"{folder:02d}"
     temporary = f"{place}/.{step_id}.tmp"
-    with open(temporary, "wb", buffering=0) as file:
-        file.write(content.encode())
-    os.rename(temporary, f"{place}/file.txt")
-    record = json.dumps({"step": step_id, "path": "file.txt", "size": len(content)}) + "\n"
     journal = os.open(f"{place}/journal.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(journal, record.encode())
+        _append(journal, {"begun": step_id, "path": "file.txt"})
+        with open(temporary, "wb", buffering=0) as file:
+            file.write(content.encode())
+        os.rename(temporary, f"{place}/file.txt")
+        _append(journal, {"done": step_id, "path": "file.txt", "size": len(content)})
     finally:
         os.close(journal)
+
+
+def _append(journal: int, record: dict[str, object]) -> None:
+    os.write(journal, json.dumps(record).encode() + b"\n")
 
 
 def broker_for(nats_url: str, tag: str) -> PullBasedJetStreamBroker:
@@ -107,8 +111,8 @@ async def serve(nats_url: str, tag: str, root: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def workers(nats_url: str, tag: str, root: Path, count: int) -> AsyncIterator[None]:
-    """Runs `count` worker processes, ready when each has said so."""
+async def workers(nats_url: str, tag: str, root: Path, count: int) -> AsyncIterator[list[int]]:
+    """Runs `count` worker processes and gives their ids, once each has said that it is ready."""
     client = await nats.connect(nats_url)
     ups = await client.subscribe(f"taskiq.up.{tag}")
     await client.flush()
@@ -119,7 +123,7 @@ async def workers(nats_url: str, tag: str, root: Path, count: int) -> AsyncItera
     try:
         for _ in processes:
             await ups.next_msg(timeout=30)
-        yield
+        yield [process.pid for process in processes]
     finally:
         for process in processes:
             if process.returncode is None:
@@ -130,7 +134,7 @@ async def workers(nats_url: str, tag: str, root: Path, count: int) -> AsyncItera
 
 
 async def run(
-    nats_url: str,
+    server: rig.Server,
     in_flight: int,
     seconds: float,
     *,
@@ -142,7 +146,7 @@ async def run(
     tag = uuid.uuid4().hex[:12]
     content = "x" * content_bytes
     waiting: dict[str, asyncio.Future[None]] = {}
-    broker = broker_for(nats_url, tag)
+    broker = broker_for(server.url, tag)
 
     async def on_done(message: Msg) -> None:
         waiting.pop(message.data.decode()).set_result(None)
@@ -162,8 +166,11 @@ async def run(
             await done
 
         try:
-            async with workers(nats_url, tag, root, count):
-                return await rig.measure(step, in_flight=in_flight, seconds=seconds)
+            async with workers(server.url, tag, root, count) as pids:
+                processes = [("nats", server.pid), *(("worker", pid) for pid in pids)]
+                return await rig.measure(
+                    step, in_flight=in_flight, seconds=seconds, processes=lambda: processes
+                )
         finally:
             await broker.js.delete_stream(f"TASKIQ_{tag}")
             await broker.shutdown()
@@ -182,9 +189,9 @@ async def main() -> None:
     if chosen.worker:
         await serve(chosen.nats_url, chosen.tag, Path(chosen.root))
         return
-    async with rig.nats_server() as url:
+    async with rig.nats_server() as server:
         rows = [
-            await run(url, count, chosen.seconds, worker_count=chosen.workers)
+            await run(server, count, chosen.seconds, worker_count=chosen.workers)
             for count in chosen.in_flight
         ]
     print(json.dumps({"taskiq_nats": rows}) if chosen.json else rig.table(rows))

@@ -1,0 +1,139 @@
+"""
+`make bench`: steps per second and latencies, beside a floor and beside a plain task queue.
+
+Three programs on the same machine in the same run, each on a synced nats-server of its own that is
+started for it and stopped after it, in turns: floor, taskiq, Fencepost at one number in flight,
+then at the next, and all of that `--rounds` times. Every number is the median of the rounds;
+ratios are medians of the ratios of neighbours in time, which a busy machine disturbs least.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench import fencepost_bench, floor, history, rig, taskiq_nats_bench
+
+IN_FLIGHT = [1, 16, 64, 256]
+SECONDS, ROUNDS = 5.0, 3
+SECONDS_QUICK, ROUNDS_QUICK = 2.0, 1
+
+Rows = list[rig.Measurement]
+Side = Callable[[int, float], Awaitable[rig.Measurement]]
+
+WHAT = """\
+floor        three acknowledged, synced messages of 200 bytes in sequence per step; no work at all
+taskiq_nats  one synced message, then an acknowledgement; journal record, 200 bytes to a temporary
+             file, rename, journal record. Delivered twice, it writes twice
+fencepost    a durable command, a fenced and a committed entry in synced batches; in one of 64
+             sandboxes, under its lock: marker, pre-image, journal record, 200 bytes to a temporary
+             file, rename, marker, journal record with the receipt; a public event for each entry"""
+
+
+async def _floor(in_flight: int, seconds: float) -> rig.Measurement:
+    async with rig.nats_server() as server:
+        return await floor.run(server, in_flight, seconds)
+
+
+async def _taskiq(in_flight: int, seconds: float) -> rig.Measurement:
+    async with rig.nats_server() as server:
+        return await taskiq_nats_bench.run(server, in_flight, seconds)
+
+
+async def _fencepost(in_flight: int, seconds: float) -> rig.Measurement:
+    async with fencepost_bench.running() as stack:
+        return await stack.measure(in_flight, seconds)
+
+
+SIDES: dict[str, Side] = {"floor": _floor, "taskiq_nats": _taskiq, "fencepost": _fencepost}
+
+
+async def compare(in_flight: list[int], seconds: float, rounds: int) -> dict[str, list[Rows]]:
+    """Runs every side at every number in flight, `rounds` times: rows by side and number."""
+    found: dict[str, list[Rows]] = {name: [[] for _ in in_flight] for name in SIDES}
+    for round_ in range(rounds):
+        for place, count in enumerate(in_flight):
+            for name, side in SIDES.items():
+                row = await side(count, seconds)
+                found[name][place].append(row)
+                _say(
+                    f"round {round_ + 1}/{rounds}, {count} in flight: {name}"
+                    f" {row['steps_s']:.0f}/s (load {os.getloadavg()[0]:.1f})"
+                )
+    return found
+
+
+def medians(rows: Rows) -> rig.Measurement:
+    """The median of each value over the rounds."""
+    return {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+
+
+def ratio(fencepost: Rows, other: Rows) -> float:
+    """The median of the rates' ratios, round by round."""
+    pairs = zip(fencepost, other, strict=True)
+    return round(statistics.median(one["steps_s"] / two["steps_s"] for one, two in pairs), 2)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "python": sys.version.split()[0],
+    }
+
+
+def _table(result: dict[str, Any]) -> str:
+    lines = [WHAT]
+    for name in SIDES:
+        lines += ["", name, rig.table(result[name])]
+    lines += ["", "Fencepost's rate to taskiq's, and synced messages per step:"]
+    lines += [
+        f"{row['in_flight']:>9} {ratio_:>8.2f} {row['synced_per_step']:>8.2f}"
+        for row, ratio_ in zip(result["fencepost"], result["to_taskiq_nats"], strict=True)
+    ]
+    machine = result["machine"]
+    lines += ["", f"{machine['cores']} cores, load {machine['load']}, Python {machine['python']}"]
+    return "\n".join(lines)
+
+
+async def main() -> None:
+    options = argparse.ArgumentParser(prog="bench", description=__doc__)
+    options.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT)
+    options.add_argument("--seconds", type=float, help=f"each measurement takes ({SECONDS:g})")
+    options.add_argument("--rounds", type=int, help=f"medians are taken over ({ROUNDS})")
+    options.add_argument("--quick", action="store_true", help="one short round")
+    options.add_argument(
+        "--history", type=int, metavar="N", help="instead: with N entries in the ledger, and none"
+    )
+    options.add_argument("--json", action="store_true")
+    chosen = options.parse_args()
+    seconds = chosen.seconds or (SECONDS_QUICK if chosen.quick else SECONDS)
+    rounds = chosen.rounds or (ROUNDS_QUICK if chosen.quick else ROUNDS)
+    if chosen.history:
+        result = await history.compare(chosen.history, chosen.in_flight, seconds, rounds, _say)
+        result["machine"] = _machine()
+        print(json.dumps(result) if chosen.json else history.table(result))
+        return
+    found = await compare(chosen.in_flight, seconds, rounds)
+    result = {name: [medians(rows) for rows in places] for name, places in found.items()}
+    result["to_taskiq_nats"] = [
+        ratio(*rows) for rows in zip(found["fencepost"], found["taskiq_nats"], strict=True)
+    ]
+    result["machine"] = _machine()
+    print(json.dumps(result) if chosen.json else _table(result))
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
