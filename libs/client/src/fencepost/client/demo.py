@@ -135,7 +135,7 @@ async def _plain_sandbox(folder: Path, disk: Path) -> tuple[Child, int]:
     argv: list[str | Path] = [
         sys.executable,
         "-m",
-        "fencepost.client.plain_sandbox",
+        plain_sandbox.__name__,
         disk,
         str(port),
     ]

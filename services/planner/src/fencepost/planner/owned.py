@@ -75,11 +75,7 @@ class OwnedShard:
     async def stop(self, *, hand_over: bool = True) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
-            try:
-                await subscription.unsubscribe()
-            except Exception as error:
-                # Contained: on a closed connection there is nothing to unsubscribe.
-                logger.debug("not_unsubscribed", detail=str(error))
+            await subscription.unsubscribe()
         await self.runner.stop(hand_over=hand_over)
         for task in tuple(self._answering):
             task.cancel()
@@ -182,5 +178,5 @@ class OwnedShard:
         )
         if view is not None and place is not None:
             entries = await self.runner.entries_at(place.after)
-            view["entry"] = msgspec.to_builtins(entries[place.index])
+            view["entry"] = entries[place.index]
         return view

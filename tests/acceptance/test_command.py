@@ -1,0 +1,150 @@
+"""`fencepost up`, its children, `down`, and the exit codes, as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+
+async def fencepost(*words: str, cwd: Path) -> tuple[int, str, str]:
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("FENCEPOST")
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost.client", *words),
+        cwd=cwd,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), 90)
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+class Up:
+    """A `fencepost up` in the foreground of this test, and what it printed when it was ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process, state: dict[str, Any]) -> None:
+        self.process = process
+        self.state = state
+        self.children = psutil.Process(process.pid).children(recursive=True)
+
+    async def ended(self) -> int:
+        code = await asyncio.wait_for(self.process.wait(), 30)
+        _, alive = psutil.wait_procs(self.children, timeout=10)
+        assert not alive, f"still running: {alive}"
+        return code
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    # Above the test's own folder too: PostgreSQL's user, where root runs this, must pass through.
+    yield tmp_path
+
+
+@pytest.fixture
+async def up(folder: Path) -> AsyncIterator[Up]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost.client", "up", "--port", "0", "--json"),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        assert line, (await process.communicate())[1].decode()
+        yield Up(process, json.loads(line))
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait_for(process.communicate(), 30)
+
+
+async def test_a_second_up_says_which_one_runs(up: Up, folder: Path) -> None:
+    code, output, errors = await fencepost("up", "--port", "0", "--json", cwd=folder)
+    assert code == 2
+    assert str(up.state["pid"]) in errors
+    assert up.state["nats_url"] in errors
+    assert json.loads(output)["error"]["state"]["pid"] == up.state["pid"]
+    assert up.process.returncode is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_up_stops_everything_in_order_when_asked(
+    up: Up, folder: Path, number: signal.Signals
+) -> None:
+    code, output, _ = await fencepost("sandbox", "create", "box", cwd=folder)
+    assert (code, output) == (0, "box\n")
+    up.process.send_signal(number)
+    assert await up.ended() == 0
+    assert not (folder / ".fencepost/up.json").exists()
+    code, _, errors = await fencepost("sandbox", "list", cwd=folder)
+    assert code == 5
+    assert "no server" in errors
+
+
+async def test_a_killed_up_leaves_no_child_and_does_not_block_the_next(
+    up: Up, folder: Path
+) -> None:
+    up.process.kill()
+    assert await up.ended() == -signal.SIGKILL
+    code, output, errors = await fencepost("up", "--port", "0", "--detach", "--json", cwd=folder)
+    assert code == 0, errors
+    try:
+        assert json.loads(output)["pid"] != up.state["pid"]
+    finally:
+        assert (await fencepost("down", cwd=folder))[0] == 0
+    code, _, errors = await fencepost("down", cwd=folder)
+    assert "nothing runs" in errors
+
+
+async def test_up_starts_a_killed_service_again(up: Up, folder: Path) -> None:
+    assert (await fencepost("sandbox", "create", "box", cwd=folder))[0] == 0
+    for name in ("planner-1", "gateway-1"):
+        psutil.Process(up.state["services"][name]["pid"]).kill()
+        code, _, errors = await fencepost(
+            *("step", "run", "box", "write_file", "-a", f"path={name}", "-a", "content=x"),
+            cwd=folder,
+        )
+        assert code == 0, errors
+
+
+async def test_the_exit_code_of_a_step_says_how_it_ended(up: Up, folder: Path) -> None:
+    async def step(*words: str) -> int:
+        return (await fencepost("step", "run", *words, cwd=folder))[0]
+
+    assert up.process.returncode is None
+    assert (await fencepost("sandbox", "create", "box", cwd=folder))[0] == 0
+    undo = ("--undo", "true")
+    assert await step("box", "run_command", *undo, "--", "true") == 0
+    assert await step("box", "run_command", *undo, "--", "false") == 1
+    assert await step("box", "run_command", "--", "true") == 2
+    late = ("--deadline-ms", "300")
+    assert await step("box", "run_command", *undo, *late, "--", "sleep", "20") in (3, 4)
+    assert await step("box", "run_command", *undo, "--timeout", "0.3", "--", "sleep", "1") == 5
+
+
+async def test_the_demo_goes_as_it_must(folder: Path) -> None:
+    code, output, errors = await fencepost("demo", "--json", cwd=folder)
+    assert code == 0, errors
+    (act,) = [json.loads(line) for line in output.splitlines()]
+    assert act["act"] == 1
+    assert act["naive"] == {"stored": "success", "file_present": False}
+    attempts = [(a["state"], a["epoch"]) for a in act["fencepost"]["attempts"]]
+    assert attempts == [("compensated", 7), ("committed", 8)]
+    assert act["fencepost"]["attempts"][0]["receipts_refused"]
+    assert act["fencepost"]["file_present"] is True
+    assert act["verify"] == "clean"
