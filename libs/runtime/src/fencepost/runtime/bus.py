@@ -10,6 +10,7 @@ consumer, never to a message passed over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from fencepost.contracts.messages import Position
 from fencepost.core.errors import UnknownError
 from fencepost.runtime.link import ApiError, Link, stream_info
 from fencepost.runtime.ports import Handler, InputLostError, InputMessage, InputReader, Subscription
+from nats.errors import Error as NatsError
 
 PULL_MESSAGES_MAX: Final = 1024
 PULL_EXPIRES_MS: Final = 20_000
@@ -50,11 +52,21 @@ class NatsBus:
         def take(msg: Any) -> None:
             handle(msg.subject, msg.data, msg.reply)
 
-        subscription: Subscription = await self._link.subscribe_raw(subject, take, queue)
-        return subscription
+        return _Subscribed(await self._link.subscribe_raw(subject, take, queue))
 
     async def request(self, subject: str, data: bytes, timeout_ms: int) -> bytes:
         return (await self._link.call(subject, data, timeout_s=timeout_ms / 1000)).data
+
+
+class _Subscribed:
+    """A subscription that can be ended at any time, also after the connection."""
+
+    def __init__(self, subscription: Any) -> None:
+        self._subscription = subscription
+
+    async def unsubscribe(self) -> None:
+        with contextlib.suppress(NatsError):
+            await self._subscription.unsubscribe()
 
 
 class _Created(msgspec.Struct, frozen=True):

@@ -162,7 +162,7 @@ class Link:
             if self.nc.is_connected:
                 try:
                     await self.nc.flush(timeout=2)
-                except Exception as error:
+                except (NatsError, OSError, TimeoutError) as error:
                     logger.warning("flush_failed", detail=str(error))
             await self.nc.close()
         self._connection_lost()

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 import structlog
+import uvicorn
 from faststream.asgi import AsgiFastStream, AsgiResponse, AsyncAPIRoute, get
 from faststream.nats import NatsBroker
 from faststream.specification import AsyncAPI
@@ -181,16 +182,15 @@ class Service:
         logger.info("service_stopped", service=self.name)
 
     async def _serve(self) -> None:
-        await self.app.run(
-            log_level=logging.WARNING,
-            run_extra_options={
-                "host": self.settings.http_host,
-                "port": self.settings.http_port,
-                "log_config": None,
-                "access_log": "false",
-                "lifespan": "on",
-            },
+        config = uvicorn.Config(
+            self.app,
+            host=self.settings.http_host,
+            port=self.settings.http_port,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
         )
+        await uvicorn.Server(config).serve()
 
     def run(self) -> NoReturn:
         """Runs until SIGTERM or SIGINT; then exits the process."""
