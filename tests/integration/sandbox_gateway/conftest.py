@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from fencepost.client.embedded import NatsServer
 from fencepost.providers.process import ProcessProvider
 from fencepost.runtime import streams
@@ -17,6 +16,7 @@ from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
 from fencepost.sandbox_gateway.blobs import NatsBlobs
 from fencepost.sandbox_gateway.session import GatewaySession, Options
+
 from tests.integration.sandbox_gateway.control import MASTER, SHARDS, Control, wait_for
 
 

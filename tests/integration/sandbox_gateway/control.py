@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-
 from fencepost.contracts import subjects
 from fencepost.contracts.messages import ReadReply, ReadRequest, receipt_key, stamp_holds
 from fencepost.core import facts as f
@@ -136,9 +135,7 @@ class Control:
         )
         return self.of(f.Found, sandbox=sandbox)[-1]
 
-    async def mark(
-        self, gateway: str, found: f.Found, epoch: int = 1, nonce: str = ""
-    ) -> f.Marked:
+    async def mark(self, gateway: str, found: f.Found, epoch: int = 1, nonce: str = "") -> f.Marked:
         self.order(
             gateway,
             MarkOrder(
@@ -156,7 +153,9 @@ class Control:
         marked = await self.mark(gateway, found, epoch)
         return Live(self, gateway, ref, found, marked)
 
-    def stop(self, gateway: str, ref: f.Ref | None, sandbox: str = "sbx", create_id: str = "") -> None:
+    def stop(
+        self, gateway: str, ref: f.Ref | None, sandbox: str = "sbx", create_id: str = ""
+    ) -> None:
         self.order(gateway, StopOrder(sandbox=sandbox, create_id=create_id, ref=ref))
 
     async def read(self, tool: str, args: Any, sandbox: str = "sbx", **more: Any) -> ReadReply:

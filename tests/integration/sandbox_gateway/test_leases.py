@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
-
 from fencepost.client.embedded import NatsServer
 from fencepost.contracts import subjects
 from fencepost.core import facts as f
@@ -16,6 +14,7 @@ from fencepost.providers import processes
 from fencepost.runtime import streams
 from fencepost.sandbox_gateway import outbox
 from fencepost.sandbox_gateway import session as session_module
+
 from tests.integration.sandbox_gateway.conftest import StartGateway
 from tests.integration.sandbox_gateway.control import SHARDS, SPEC, Control, wait_for
 
@@ -50,9 +49,7 @@ async def test_s224_past_its_lease_a_queued_create_never_reaches_the_provider(
     gateway = await start_gateway()
     await control.create(gateway.id, "before")
     gateway.clock.ahead_ms += 6_000
-    control.order(
-        gateway.id, CreateOrder(sandbox="after", create_id="after", spec=SPEC, labels={})
-    )
+    control.order(gateway.id, CreateOrder(sandbox="after", create_id="after", spec=SPEC, labels={}))
     assert await asyncio.wait_for(gateway.task, 30) == "lease_over"
     assert control.of(f.Assigned, sandbox="after") == []
     assert len([entry for entry in root.iterdir() if not entry.name.startswith(".")]) == 1
@@ -152,9 +149,6 @@ async def test_s94_without_its_stream_a_fact_is_never_taken_for_stored(
 ) -> None:
     gateway = await start_gateway()
     await control.link.api("STREAM.DELETE.FP_FACTS")
-    control.order(
-        gateway.id, CreateOrder(sandbox="sbx", create_id="c", spec=SPEC, labels={})
-    )
+    control.order(gateway.id, CreateOrder(sandbox="sbx", create_id="c", spec=SPEC, labels={}))
     await wait_for(lambda: gateway.metric("facts_unacknowledged_total", kind="assigned") >= 1)
     assert gateway.metric("facts_total", kind="assigned") == 0
-    assert msgspec

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from fencepost.contracts import streams as table
 from fencepost.contracts import subjects
 from fencepost.core import facts as f
+from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox.orders import AttachOrder, CreateOrder, MarkOrder
 from fencepost.providers import processes
 from fencepost.runtime.link import stream_info
+
 from tests.integration.sandbox_gateway.conftest import Running, StartGateway
-from tests.integration.sandbox_gateway.control import SHARDS, SPEC, Control, wait_for
+from tests.integration.sandbox_gateway.control import SPEC, Control, Live, wait_for
 
 
 def workspace(root: Path, ref: f.Ref) -> Path:
@@ -32,8 +33,6 @@ async def test_from_create_to_receipt(gateway: Running, control: Control, root: 
     assert (found.marker, found.journal_seq, found.gateway) == (None, 0, gateway.id)
     marked = await control.mark(gateway.id, found, epoch=7)
     assert (marked.epoch, marked.nonce, marked.instance) == (7, found.nonce_fresh, ref.instance)
-
-    from tests.integration.sandbox_gateway.control import Live
 
     live = Live(control, gateway.id, ref, found, marked)
     receipt = await live.run("s1")
@@ -50,9 +49,7 @@ async def test_the_facts_are_in_their_stream(gateway: Running, control: Control)
     assert info.state.messages == len(control.facts) == 3
 
 
-async def test_a_repeated_create_names_the_same_sandbox(
-    gateway: Running, control: Control
-) -> None:
+async def test_a_repeated_create_names_the_same_sandbox(gateway: Running, control: Control) -> None:
     first = await control.create(gateway.id)
     before = len(control.facts)
     second = await control.create(gateway.id)
@@ -65,17 +62,13 @@ async def test_an_unknown_provider_is_a_definite_failure(
     gateway: Running, control: Control
 ) -> None:
     spec = msgspec.structs.replace(SPEC, provider="nowhere")
-    control.order(
-        gateway.id, CreateOrder(sandbox="sbx", create_id="c", spec=spec, labels={})
-    )
+    control.order(gateway.id, CreateOrder(sandbox="sbx", create_id="c", spec=spec, labels={}))
     failed = await control.fact(f.CreateFailed)
     assert (failed.ambiguous, failed.create_id) == (False, "c")
     assert "nowhere" in failed.reason
 
 
-async def test_a_repeated_mark_is_answered_from_what_is(
-    gateway: Running, control: Control
-) -> None:
+async def test_a_repeated_mark_is_answered_from_what_is(gateway: Running, control: Control) -> None:
     live = await control.live(gateway.id)
     again = await control.mark(gateway.id, live.found)
     await wait_for(lambda: len(control.of(f.Marked)) == 2)
@@ -87,9 +80,7 @@ async def test_a_mark_for_another_session_writes_nothing(
 ) -> None:
     ref = await control.create(gateway.id)
     found = await control.attach(gateway.id, ref)
-    control.order(
-        gateway.id, MarkOrder(sandbox="sbx", session="ss-other", epoch=9, nonce="n")
-    )
+    control.order(gateway.id, MarkOrder(sandbox="sbx", session="ss-other", epoch=9, nonce="n"))
     marked = await control.mark(gateway.id, found, epoch=1)
     assert marked.epoch == 1
     assert control.of(f.Marked, epoch=9) == []
@@ -220,9 +211,7 @@ async def test_a_create_without_a_ref_is_settled_for_good(
     control.stop(gateway.id, None, create_id="c1")
     failed = await control.fact(f.CreateFailed)
     assert (failed.create_id, failed.ambiguous, failed.gateway) == ("c1", False, gateway.id)
-    control.order(
-        gateway.id, CreateOrder(sandbox="sbx", create_id="c1", spec=SPEC, labels={})
-    )
+    control.order(gateway.id, CreateOrder(sandbox="sbx", create_id="c1", spec=SPEC, labels={}))
     await wait_for(lambda: len(control.of(f.CreateFailed)) == 2)
     assert control.of(f.Assigned) == []
     # Another create id of the same sandbox is not.
@@ -432,7 +421,9 @@ async def test_s181_a_killed_toolhost_is_a_loss_and_no_result(
     again = await control.attach(gateway.id, live.ref)
     await control.mark(gateway.id, again, epoch=1, nonce=live.marked.nonce)
     live.session = again.session
-    receipt = await live.run("s1", "run_command", {"shell": "echo began > began; sleep 60"}, ordinal=2)
+    receipt = await live.run(
+        "s1", "run_command", {"shell": "echo began > began; sleep 60"}, ordinal=2
+    )
     assert receipt.verdict == "indeterminate"
 
 
@@ -464,8 +455,6 @@ async def test_s200_a_second_gateway_takes_over_and_the_first_ones_writes_are_re
     assert (lost.reason, lost.observed) == ("marker_moved", "present")
     assert not (workspace(root, live.ref) / "s2.txt").exists()
     assert not (workspace(root, live.ref) / "late").exists()
-    from tests.integration.sandbox_gateway.control import Live
-
     newer = Live(control, two.id, live.ref, found, control.of(f.Marked)[-1])
     assert (await newer.run("s3")).verdict == "applied"
 
@@ -504,9 +493,7 @@ async def test_heartbeats_are_passed_on_and_never_said_twice(
     await wait_for(lambda: len(beats()) > stopped)
 
 
-async def test_a_gateway_that_closes_says_so(
-    start_gateway: StartGateway, control: Control
-) -> None:
+async def test_a_gateway_that_closes_says_so(start_gateway: StartGateway, control: Control) -> None:
     gateway = await start_gateway()
     live = await control.live(gateway.id)
     assert await gateway.stop() == "stopped"
@@ -552,11 +539,6 @@ async def test_without_permission_there_are_no_faults(
 ) -> None:
     gateway = await start_gateway(allow_faults=False)
     live = await control.live(gateway.id)
-    from fencepost.core.errors import UnknownError
-
     with pytest.raises(UnknownError):
-        await control.link.call(
-            subjects.fault("sbx"), b'{"do":"reclaim"}', timeout_s=2
-        )
+        await control.link.call(subjects.fault("sbx"), b'{"do":"reclaim"}', timeout_s=2)
     assert (root / live.ref.native_id).exists()
-    assert SHARDS

@@ -6,12 +6,12 @@ import asyncio
 
 import msgspec
 import pytest
-
 from fencepost.contracts import subjects
 from fencepost.contracts.messages import ReadReply
 from fencepost.core import facts as f
 from fencepost.core.errors import UnknownError
 from fencepost.providers import bubblewrap
+
 from tests.integration.sandbox_gateway.conftest import Running, StartGateway
 from tests.integration.sandbox_gateway.control import Control
 

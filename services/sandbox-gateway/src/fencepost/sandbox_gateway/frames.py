@@ -79,7 +79,7 @@ class Frames:
                 break
             try:
                 head = _HEAD.decode(data[at:line])
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FramingLostError(f"a head cannot be read: {error}") from error
             if not 0 <= head.n <= BODY_BYTES_MAX:
                 raise FramingLostError(f"a body of {head.n} bytes is out of bounds")

@@ -7,13 +7,16 @@ sandbox's toolhost must be able neither to break the packing nor to overfill an 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from fencepost.core.limits import COMMAND_BYTES_MAX, INLINE_BYTES_MAX
 from fencepost.core.receipts import Receipt
 from fencepost.sandbox_gateway.blobs import BlobStore
 from fencepost.sandbox_gateway.frames import Head
+
+NESTED_MAX: Final = 64
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -29,10 +32,11 @@ def presentable(body: bytes, head: Head) -> bytes:
         try:
             msgspec.json.decode(body)
             body.decode("utf-8")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             pass
         else:
-            return body
+            if is_shallow(body):
+                return body
     return _encode(
         {
             "step": head.step[:64],
@@ -41,6 +45,28 @@ def presentable(body: bytes, head: Head) -> bytes:
             "size": len(body),
         }
     )
+
+
+def is_shallow(body: bytes) -> bool:
+    """
+    Tells whether JSON is nested no deeper than any honest receipt.
+
+    Readers stop at a depth that depends on their own stack: what passes here could, in a packed
+    message, stop the shard's owner, and every receipt beside it.
+    """
+    if body.count(b"[") + body.count(b"{") <= NESTED_MAX:
+        return True
+    level: list[Any] = [msgspec.json.decode(body)]
+    for _ in range(NESTED_MAX):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (list, dict))
+            for inner in (item if isinstance(item, list) else item.values())
+        ]
+        if not level:
+            return True
+    return False
 
 
 async def reduced(body: bytes, receipt: Receipt | None, store: BlobStore) -> bytes:

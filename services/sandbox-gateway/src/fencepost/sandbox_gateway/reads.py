@@ -120,7 +120,7 @@ def _judge(request: ReadRequest, head: Head | None, body: bytes) -> ReadReply:
     try:
         result = _RAW.decode(body)
         body.decode("utf-8")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ReadReply(status="unknown", reason="undecodable_result", marker=marker)
     if head.ok:
         return ReadReply(status="ok", result=result, marker=marker)

@@ -413,7 +413,9 @@ class GatewaySession:
         receipt: Receipt | None = None
         try:
             receipt = _RECEIPT.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            if not oversize.is_shallow(body):
+                receipt, body = None, oversize.presentable(body, head)
+        except oversize.UNREADABLE:
             body = oversize.presentable(body, head)
         verdict = receipt.verdict if receipt is not None else "malformed"
         self._metrics.receipts.labels(verdict).inc()
