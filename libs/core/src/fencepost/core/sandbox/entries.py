@@ -92,6 +92,7 @@ class Marking(_Entry, frozen=True, kw_only=True, tag="marking"):
     gateway: str
     nonce: str
     ref: Ref
+    journal_seq: int = 0
 
 
 class Attached(_Entry, frozen=True, kw_only=True, tag="attached"):
@@ -172,7 +173,11 @@ class Committed(_Entry, frozen=True, kw_only=True, tag="committed"):
 
 
 class Compensated(_Entry, frozen=True, kw_only=True, tag="compensated"):
-    """`final` False: only this attempt ended; the step goes on with another."""
+    """
+    `final` False: only this attempt ended; the step goes on with another.
+
+    `journal_seq` is the undo's, where there was one: a disk that is behind it is an older one.
+    """
 
     step: str
     attempt: str
@@ -181,6 +186,7 @@ class Compensated(_Entry, frozen=True, kw_only=True, tag="compensated"):
     final: bool
     detail: str = ""
     epoch: int = 0
+    journal_seq: int = 0
 
 
 class Cancelled(_Entry, frozen=True, kw_only=True, tag="cancelled"):

@@ -122,6 +122,7 @@ def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) 
         nonce=entry.nonce,
         ref=entry.ref,
         since_ms=now_ms,
+        journal_seq=entry.journal_seq,
     )
     _note_busy(state, sandbox)
 
@@ -251,6 +252,7 @@ def _compensated(state: SandboxShard, entry: e.Compensated, place: Place, _now_m
     sandbox = state.sandboxes[entry.sandbox]
     _close(state, entry, "compensated", place)
     sandbox.compensated += 1
+    sandbox.journal_seq = max(sandbox.journal_seq, entry.journal_seq)
 
 
 def _indeterminate(state: SandboxShard, entry: e.Indeterminate, _place: Place, _now: int) -> None:

@@ -197,6 +197,7 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
             gateway=value.gateway,
             nonce=nonce,
             ref=value.ref,
+            journal_seq=value.journal_seq,
         )
     )
     return entries
@@ -242,8 +243,9 @@ def _marked(sandbox: Sandbox, value: facts.Marked) -> list[e.SandboxEntry]:
         or marking.epoch != sandbox.epoch
     ):
         return []
-    if value.journal_seq < sandbox.journal_seq:
-        # An older snapshot came back between the finding and the marking; found again, it shows.
+    if value.journal_seq < max(sandbox.journal_seq, marking.journal_seq):
+        # An older snapshot, or an empty disk, came between the finding and the marking. Found
+        # again, it shows.
         return [e.Detached(sandbox=sandbox.id, session=marking.session, reason="journal_went_back")]
     return [
         e.Attached(

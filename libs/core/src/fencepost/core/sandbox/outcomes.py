@@ -200,7 +200,15 @@ def _undone(
 ) -> list[e.SandboxEntry]:
     match got.verdict:
         case "applied" | "attested" if got.outcome == "ok":
-            return _end(sandbox, got.step, step, step.reason, "undone", detail=got.detail)
+            return _end(
+                sandbox,
+                got.step,
+                step,
+                step.reason,
+                "undone",
+                detail=got.detail,
+                journal_seq=got.journal_seq,
+            )
         case "applied" | "attested":
             return _undo_failed(sandbox, got.step, step, got.detail or "the undo command failed")
         case "refused" if got.reason == "nothing_to_undo":
@@ -292,6 +300,7 @@ def _end(
     evidence: e.Evidence,
     *,
     detail: str = "",
+    journal_seq: int = 0,
 ) -> list[e.SandboxEntry]:
     """Ends the step: its latest attempt has been taken back, or is known never to apply."""
     return [
@@ -304,6 +313,7 @@ def _end(
             final=True,
             detail=detail[:300],
             epoch=step.epoch,
+            journal_seq=journal_seq,
         ),
         *wake(sandbox, freed=1),
     ]
