@@ -29,6 +29,9 @@ from nats.errors import Error as NatsError
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Above this much unsent data, what need not survive is dropped."""
 
+SOCKET_BYTES_MAX: Final = 1024 * 1024
+"""Above this much in the socket's own buffer, what is sent waits in the client's queue."""
+
 _PRIVATE: Final = ("_pending", "_pending_data_size", "_flush_queue")
 
 Taker = Callable[[Msg], None]
@@ -77,6 +80,8 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._lost: list[Callable[[], None]] = []
         self._back: list[Callable[[], None]] = []
+        self._transport: Any = None
+        self._buffered: Callable[[], int] | None = None
         self.dropped = 0
 
     @classmethod
@@ -175,11 +180,26 @@ class Link:
         if nc.is_closed or (droppable and nc._pending_data_size > PENDING_BYTES_MAX):
             self.dropped += 1
             return False
+        if nc.is_connected and not nc._pending and self._socket_has_room(nc._transport):
+            nc._transport.write(command)
+            return True
         nc._pending.append(command)
         nc._pending_data_size += len(command)
         if nc.is_connected and nc._flush_queue.empty():
             nc._flush_queue.put_nowait(self._loop.create_future())
         return True
+
+    def _socket_has_room(self, transport: Any) -> bool:
+        """
+        Tells whether a command may be written past the client's own queue and its task.
+
+        With a full socket it may not: the queue waits until there is room, and is bounded.
+        """
+        if transport is not self._transport:
+            self._transport = transport
+            writer = getattr(transport, "_io_writer", None)
+            self._buffered = None if writer is None else writer.transport.get_write_buffer_size
+        return self._buffered is not None and self._buffered() < SOCKET_BYTES_MAX
 
     def publish(self, subject: str, data: bytes, reply: str = "", headers: bytes = b"") -> bool:
         """
