@@ -9,7 +9,6 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-
 from fencepost.core.facts import Ref
 from fencepost.core.steps import SandboxSpec
 from fencepost.providers.protocol import (
@@ -162,9 +161,7 @@ class ProviderContract:
         assert (await provider.stop(unknown, ref.instance)).answer == "not_found"
         assert (await provider.stop(ref, ref.instance)).answer == "accepted"
 
-    async def test_s185_a_second_stop_is_not_found_and_still_gone(
-        self, provider: Provider
-    ) -> None:
+    async def test_s185_a_second_stop_is_not_found_and_still_gone(self, provider: Provider) -> None:
         ref = await made(provider)
         await provider.stop(ref, ref.instance)
         assert (await provider.stop(ref, ref.instance)).answer == "not_found"
@@ -203,9 +200,7 @@ class ProviderContract:
             await provider.list()
         assert (await provider.observe(ref)).state == "gone"
 
-    async def test_a_channel_leads_to_a_toolhost_of_that_instance(
-        self, provider: Provider
-    ) -> None:
+    async def test_a_channel_leads_to_a_toolhost_of_that_instance(self, provider: Provider) -> None:
         ref = await made(provider)
         talk = Talk(await provider.channel(ref, SPEC))
         head, _ = await talk.ask({"k": "hello", "id": "1"})

@@ -8,11 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from fencepost.core.steps import SandboxSpec, digest_of
 from fencepost.providers import bubblewrap, processes
 from fencepost.providers.process import ProcessProvider
 from fencepost.providers.protocol import Absent, CreateAmbiguous, Created, CreateRefused, Unknown
+
 from tests.unit.providers.provider_contract import (
     LABELS,
     SPEC,
@@ -315,6 +315,22 @@ async def test_a_toolhost_that_is_killed_ends_its_channel(provider: ProcessProvi
     assert await wait_for(ended)
     await talk.channel.end()
     assert processes.started_at(talk.channel.pid) is None
+    assert talk.channel.last_words() == "signal 9"
+
+
+async def test_a_toolhost_that_cannot_read_its_stream_says_so(provider: ProcessProvider) -> None:
+    talk = await opened(provider)
+    talk.channel.write(b"no head\n")
+
+    async def ended() -> bool:
+        return talk.ended is not None
+
+    assert await wait_for(ended)
+    await talk.channel.end()
+    # Ended by its own word, or by us when we saw its stream end first.
+    said = talk.channel.last_words()
+    assert said.startswith(("exit 2", "signal 9")), said
+    assert "cannot be trusted" in said
 
 
 async def test_ending_a_channel_ends_its_tools_and_leaves_the_sandbox(
@@ -436,7 +452,10 @@ class TestWalls:
         other = Talk(await self.provider.channel(ref.ref, asked))
         await other.ask({"k": "mark", "id": "m", "epoch": 1, "session": "s", "nonce": "n"})
         devices = (await shell(other, line))["stdout"].split()
-        host = [part.split(":")[0].strip() for part in Path("/proc/net/dev").read_text().splitlines()[2:]]
+        host = [
+            part.split(":")[0].strip()
+            for part in Path("/proc/net/dev").read_text().splitlines()[2:]
+        ]
         assert devices == host
         await other.channel.end()
 

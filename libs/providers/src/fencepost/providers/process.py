@@ -294,7 +294,7 @@ class ProcessProvider:
             )
         except OSError as error:
             raise ChannelRefusedError(f"spawn: {error}", self._observe(ref).state) from error
-        channel = SocketChannel(ours, process, name)
+        channel = SocketChannel(ours, process, name=name, log=home / "toolhost.log")
         # A stop in between has moved the folder: what was started there is not the sandbox.
         if (seen := self._observe(ref)).state != "present":
             channel.start(lambda _data: None, lambda _reason: None)

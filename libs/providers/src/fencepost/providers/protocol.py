@@ -147,6 +147,9 @@ class Channel(Protocol):
     async def end(self, *, grace_s: float = 1.0) -> None:
         """Ends the toolhost and its tools: asked first, killed after `grace_s`, then waited for."""
 
+    def last_words(self) -> str:
+        """How the toolhost ended, for people: no evidence of anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderTraits:

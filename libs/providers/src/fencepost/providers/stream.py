@@ -8,12 +8,14 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from fencepost.providers import processes
 
 _READ_BYTES: Final = 1 << 18
 _DRAINED_BYTES: Final = 1 << 18
+_LAST_WORDS_BYTES: Final = 2_000
 
 
 class SocketChannel:
@@ -22,8 +24,11 @@ class SocketChannel:
     objects and one system call each way for a whole packet of frames.
     """
 
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], name: str) -> None:
+    def __init__(
+        self, sock: socket.socket, process: subprocess.Popen[bytes], *, name: str, log: Path
+    ) -> None:
         self._sock = sock
+        self._log = log
         self._process = process
         self._name = name
         self._loop = asyncio.get_running_loop()
@@ -129,6 +134,18 @@ class SocketChannel:
         self._burying = self._loop.create_task(self._bury())
         if self._on_end is not None:
             self._on_end(reason)
+
+    def last_words(self) -> str:
+        """How the toolhost ended and the end of what it wrote to its log, once it has ended."""
+        status = self._process.poll()
+        if status is None:
+            return "still running"
+        ending = f"signal {-status}" if status < 0 else f"exit {status}"
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(max(0, self._log.stat().st_size - _LAST_WORDS_BYTES))
+            said = log.read(_LAST_WORDS_BYTES).decode("utf-8", "replace").strip()
+            return f"{ending}: {said}" if said else ending
+        return ending
 
     async def _bury(self) -> None:
         """A toolhost without its stream proves nothing any more: it ends, and its tools with it."""

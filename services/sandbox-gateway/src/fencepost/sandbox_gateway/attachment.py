@@ -145,6 +145,9 @@ class Attachment:
         self.ended = True
         await self._channel.end(grace_s=grace_s)
 
+    def last_words(self) -> str:
+        return self._channel.last_words()
+
     # -- conversations -------------------------------------------------------------------------
 
     def ask(self, frame: Callable[[str], bytes], answer: Answer) -> str:

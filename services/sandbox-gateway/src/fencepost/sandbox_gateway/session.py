@@ -682,9 +682,6 @@ class GatewaySession:
         if self._attached.get(attachment.sandbox) is not attachment:
             return
         self._forget(attachment)
-        logger.warning(
-            "session_lost", sandbox=attachment.sandbox, session=attachment.session, reason=reason
-        )
         self._spawn(("lost", attachment.session), self._report_lost(attachment, reason))
 
     async def _report_lost(self, attachment: Attachment, reason: str) -> None:
@@ -699,6 +696,15 @@ class GatewaySession:
         self._metrics.channels_lost.labels(observed.state).inc()
         self._facts.put(self._lost(attachment, reason, observed.state))
         await ending
+        logger.warning(
+            "session_lost",
+            sandbox=attachment.sandbox,
+            session=attachment.session,
+            epoch=attachment.marked.epoch if attachment.marked is not None else 0,
+            reason=reason,
+            observed=observed.state,
+            toolhost=attachment.last_words(),
+        )
 
     def _lost(
         self,
