@@ -136,6 +136,6 @@ def _judge_failure(result: msgspec.Raw, body: bytes, marker: Marker) -> ReadRepl
     if said.reason in _NOT_RUN:
         reason = "needs_fence" if said.reason == "unsupported" else said.reason
         return ReadReply(status="refused", reason=reason, detail=said.error, marker=marker)
-    if said.reason == "overloaded":
+    if said.reason in ("overloaded", "grant_expired"):
         return ReadReply(status="unknown", reason=said.reason, detail=said.error, marker=marker)
     return ReadReply(status="failed", result=result, marker=marker)

@@ -823,7 +823,7 @@ def _shows_moved(attachment: Attachment, receipt: Receipt) -> bool:
     marked = attachment.marked
     if marked is None:
         return False
-    if receipt.verdict == "fault":
+    if receipt.verdict in ("fault", "indeterminate"):
         return receipt.reason == "marker_moved"
     if receipt.verdict == "refused" and receipt.reason in _STALE:
         return (receipt.epoch, receipt.session) != (marked.epoch, attachment.session)
