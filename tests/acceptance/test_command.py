@@ -13,16 +13,16 @@ from typing import Any
 
 import psutil
 import pytest
+from fencepost.client.processes import Child
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("FENCEPOST")}
 
 
 async def fencepost(*words: str, cwd: Path) -> tuple[int, str, str]:
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith("FENCEPOST")
-    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fencepost.client", *words),
         cwd=cwd,
-        env=environment,
+        env=ENVIRONMENT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -33,53 +33,55 @@ async def fencepost(*words: str, cwd: Path) -> tuple[int, str, str]:
 
 
 class Up:
-    """A `fencepost up` in the foreground of this test, and what it printed when it was ready."""
+    """A `fencepost up` in the foreground of this test, and what it wrote when it was ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, state: dict[str, Any]) -> None:
-        self.process = process
+    def __init__(self, child: Child, state: dict[str, Any]) -> None:
+        self.child = child
         self.state = state
-        self.children = psutil.Process(process.pid).children(recursive=True)
+        self.children = psutil.Process(child.pid).children(recursive=True)
 
-    async def ended(self) -> int:
-        code = await asyncio.wait_for(self.process.wait(), 30)
+    async def ended(self) -> int | None:
+        code = await self.child.wait(30)
         _, alive = psutil.wait_procs(self.children, timeout=10)
         assert not alive, f"still running: {alive}"
         return code
 
 
 @pytest.fixture
-async def folder(tmp_path: Path) -> AsyncIterator[Path]:
-    # Above the test's own folder too: PostgreSQL's user, where root runs this, must pass through.
-    yield tmp_path
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
 
 
 @pytest.fixture
 async def up(folder: Path) -> AsyncIterator[Up]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fencepost.client", "up", "--port", "0", "--json"),
+    child = Child.start(
+        "up",
+        # Without PostgreSQL, which has tests of its own, to spare the time.
+        [sys.executable, "-m", "fencepost.client", "up", "--port", "0", "--no-postgres", "--json"],
+        log=folder / "up.log",
         cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
+        env=ENVIRONMENT,
     )
     try:
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 60)
-        assert line, (await process.communicate())[1].decode()
-        yield Up(process, json.loads(line))
+        written = folder / ".fencepost/up.json"
+        async with asyncio.timeout(90):
+            while not written.exists():
+                assert child.is_running, child.tail()
+                await asyncio.sleep(0.05)
+        yield Up(child, json.loads(written.read_text()))
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await asyncio.wait_for(process.communicate(), 30)
+        await child.stop(grace_s=30)
 
 
 async def test_a_second_up_says_which_one_runs(up: Up, folder: Path) -> None:
-    code, output, errors = await fencepost("up", "--port", "0", "--json", cwd=folder)
+    code, output, errors = await fencepost(
+        "up", "--port", "0", "--no-postgres", "--json", cwd=folder
+    )
     assert code == 2
     assert str(up.state["pid"]) in errors
     assert up.state["nats_url"] in errors
     assert json.loads(output)["error"]["state"]["pid"] == up.state["pid"]
-    assert up.process.returncode is None
+    assert up.child.is_running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -88,7 +90,7 @@ async def test_up_stops_everything_in_order_when_asked(
 ) -> None:
     code, output, _ = await fencepost("sandbox", "create", "box", cwd=folder)
     assert (code, output) == (0, "box\n")
-    up.process.send_signal(number)
+    up.child.send(number)
     assert await up.ended() == 0
     assert not (folder / ".fencepost/up.json").exists()
     code, _, errors = await fencepost("sandbox", "list", cwd=folder)
@@ -99,9 +101,11 @@ async def test_up_stops_everything_in_order_when_asked(
 async def test_a_killed_up_leaves_no_child_and_does_not_block_the_next(
     up: Up, folder: Path
 ) -> None:
-    up.process.kill()
+    up.child.send(signal.SIGKILL)
     assert await up.ended() == -signal.SIGKILL
-    code, output, errors = await fencepost("up", "--port", "0", "--detach", "--json", cwd=folder)
+    code, output, errors = await fencepost(
+        *("up", "--port", "0", "--no-postgres", "--detach", "--json"), cwd=folder
+    )
     assert code == 0, errors
     try:
         assert json.loads(output)["pid"] != up.state["pid"]
@@ -126,7 +130,7 @@ async def test_the_exit_code_of_a_step_says_how_it_ended(up: Up, folder: Path) -
     async def step(*words: str) -> int:
         return (await fencepost("step", "run", *words, cwd=folder))[0]
 
-    assert up.process.returncode is None
+    assert up.child.is_running
     assert (await fencepost("sandbox", "create", "box", cwd=folder))[0] == 0
     undo = ("--undo", "true")
     assert await step("box", "run_command", *undo, "--", "true") == 0

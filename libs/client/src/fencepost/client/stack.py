@@ -159,7 +159,9 @@ class Stack:
             stack._environment = stack._services_environment(environment or {})
             wanted = {"planner": planners, "gateway": gateways}
             if others:
-                wanted |= {role: 1 for role in ("tracker", "sweeper") if can_run(role)}
+                # The tracker's projection is its work: without PostgreSQL there is none.
+                others_here = ("tracker", "sweeper") if postgres else ("sweeper",)
+                wanted |= {role: 1 for role in others_here if can_run(role)}
             for role, count in wanted.items():
                 for _ in range(count):
                     stack.add(role).start()
