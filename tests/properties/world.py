@@ -130,6 +130,7 @@ class World:
                 journal_seq=disk.seq,
                 nonce_fresh=self.mint("N"),
                 asked=order.asked,
+                asked=order.asked,
             )
         ]
 
