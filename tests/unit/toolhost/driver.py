@@ -20,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from fencepost.toolhost import source_path
+from fencepost.toolhost import compiled_path, source_path
 
-WAIT_S = 30.0
+WAIT_S = 60.0
+COMPILED = compiled_path()
 Frame = tuple[dict[str, Any], bytes]
 
 
@@ -75,7 +76,8 @@ class Toolhost:
         env: dict[str, str] | None = None,
     ) -> None:
         self.disk = disk
-        argv = [python, "-I", "-S", str(source_path()), "--state", str(disk.state)]
+        program = COMPILED if python == sys.executable else source_path()
+        argv = [python, "-I", "-S", str(program), "--state", str(disk.state)]
         argv += ["--workspace", str(disk.workspace), "--instance", "i-1", *options]
         self.process = subprocess.Popen(
             argv,

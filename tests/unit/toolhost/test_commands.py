@@ -402,6 +402,22 @@ def test_a_callers_own_undo_command_is_fenced_and_runs_once(host: Toolhost, disk
     assert not (disk.workspace / "z").exists()
 
 
+def test_an_undo_that_fails_has_not_taken_back(host: Toolhost, disk: Disk):
+    args = {
+        "name": "m1",
+        "up": {"shell": "echo up > db"},
+        "down": {"shell": "echo try >> log; test -e ok && rm db"},
+    }
+    host.apply("s1.1", "run_migration", args)
+    first = host.undo("s1.u1", of="s1.1")
+    assert (first["verdict"], first["outcome"]) == ("applied", "failed")
+    (disk.workspace / "ok").write_text("")
+    second = host.undo("s1.u2", of="s1.1")
+    assert (second["verdict"], second["outcome"]) == ("applied", "ok")
+    assert (disk.workspace / "log").read_text() == "try\ntry\n"
+    assert not (disk.workspace / "db").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "field"),
     [

@@ -116,7 +116,9 @@ def test_s204_a_file_tool_killed_at_any_point_is_applied_once(
     first = crashing(start, disk, point)
     fence = disk.fence("s1.1")
     crashed = run_to_the_point(first, fence, "apply", CALLS[name])
-    assert crashed or "#" in point or point in ("temp_written", "exchanged"), "the point was never passed"
+    assert crashed or "#" in point or point in ("temp_written", "exchanged"), (
+        "the point was never passed"
+    )
     changes, after = wanted[name]
     tool, args = CALLS[name]
     second = start()
@@ -149,7 +151,9 @@ def test_an_undo_killed_at_any_point_takes_back_once(
     host.close_input()
     fence = disk.fence("s1.u", direction="undo")
     crashed = run_to_the_point(crashing(start, disk, point), fence, "undo", ("", None), of="s1.1")
-    assert crashed or "#" in point or point in ("temp_written", "exchanged"), "the point was never passed"
+    assert crashed or "#" in point or point in ("temp_written", "exchanged"), (
+        "the point was never passed"
+    )
     second = start()
     second.send_call("undo", fence, of="s1.1")
     receipt = second.receipt(fence)

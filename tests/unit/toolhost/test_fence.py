@@ -218,6 +218,18 @@ def test_arguments_that_do_not_have_their_digest_are_refused(host: Toolhost, dis
     assert host.receipt(fence)["verdict"] == "applied"
 
 
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"\xff", b"[]", b'{"epoch":true,"session":"A","nonce":"N"}', b'{"epoch":7}']
+)
+def test_a_marker_that_cannot_be_read_is_none(host: Toolhost, disk: Disk, raw: bytes):
+    (disk.state / "marker.json").write_bytes(raw)
+    assert host.hello()["marker"] is None
+    receipt = host.write("s1.1", "a", "x")
+    assert (receipt["verdict"], receipt["reason"]) == ("refused", "no_generation")
+    (disk.state / "marker.json").write_bytes(b'{"epoch":7,"session":"A","nonce":"N7"}')
+    assert host.write("s1.2", "a", "x")["verdict"] == "applied"
+
+
 def test_a_mark_goes_only_upwards(start: Start):
     host = start()
     assert host.mark(epoch=7, nonce="N7")["k"] == "marked"

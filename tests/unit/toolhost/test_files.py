@@ -385,8 +385,10 @@ def test_an_undo_finds_the_first_apply_through_its_attestation(host: Toolhost, d
     host.mark(epoch=8, session="B", nonce="N8")
     new = {"epoch": 8, "session": "B"}
     assert host.write("s1.2", "a", "x", **new)["verdict"] == "attested"
-    assert host.undo("s1.u", of="s1.2", **new)["verdict"] == "applied"
+    undone = host.undo("s1.u", of="s1.2", **new)
+    assert (undone["verdict"], undone["of"]) == ("applied", "s1.2")
     assert tree(disk) == {}
+    assert host.undo("s1.v", of="s1.1", **new)["result"] == {"already_undone": True}
     # Undone is undone: the step would have to be applied again.
     assert host.write("s1.3", "a", "x", **new)["verdict"] == "applied"
 

@@ -45,6 +45,7 @@ QUEUE_MAX = 4096  # mutating frames that wait behind a command
 BACKLOG_MAX = 8 * 1024 * 1024  # unread answers; above this no more frames are read
 READS_MAX = 16  # read tools that run as child processes at once
 READ_BYTES_MAX = 1024 * 1024
+ANSWER_BYTES = 768 * 1024  # of listings and matches
 OUTPUT_BYTES = 16 * 1024
 OUTPUT_BYTES_MAX = 1024 * 1024
 PRE_INLINE_BYTES = 2048  # pre-images up to here stand in the journal itself
@@ -164,10 +165,6 @@ def shown(value):
         value = text(value)
     found = repr(value)
     return found if len(found) <= 80 else found[:77] + "..."
-
-
-def is_int(value):
-    return type(value) is int
 
 
 def sha256(data):
@@ -376,6 +373,7 @@ class Entry:
         "digest",
         "direction",
         "ended",
+        "good",
         "group",
         "key",
         "no",
@@ -402,6 +400,7 @@ class Entry:
         self.of = ""
         self.state = ""  # "", open, done, broken, rolled
         self.verdict = ""
+        self.good = False  # the outcome was ok
         self.begun = None  # (offset, length) of the begun record
         self.receipt = None
         self.group = 0
@@ -560,12 +559,13 @@ class Journal:
             entry.digest = record["g"]
             entry.of = record["of"]
             entry.verdict = record["v"]
+            entry.good = record["ok"]
             if entry.receipt is None:
                 self.seq += 1
             entry.receipt = part
             self.open.discard(entry.key)
             self.steps[entry.step] = entry.key
-            if entry.direction == "undo" and entry.of in self.entries:
+            if entry.direction == "undo" and entry.good and entry.of in self.entries:
                 self.entries[entry.of].undone = True
         elif kind == "ended":
             entry.ended = True
@@ -682,7 +682,7 @@ class Journal:
         if entry.ended:
             lines.append(_dumps(record_of("ended", entry)).encode())
         if entry.receipt is not None:
-            record = done_record(entry, entry.tool, entry.digest, entry.of, entry.verdict)
+            record = done_record(entry, entry.digest, entry.of, entry.verdict, entry.good)
             body = _dumps(record).encode()[:-1]
             lines.append(b'%b,"r":%b}' % (body, self.read(entry.receipt)))
         elif entry.state in ("broken", "rolled"):
@@ -698,10 +698,10 @@ def record_of(kind, one):
     return {"k": kind, "a": one.attempt, "d": one.direction, "no": one.no, "s": one.step}
 
 
-def done_record(one, tool, digest, of, verdict):
+def done_record(one, digest, of, verdict, good):
     return {
         "k": "done", "a": one.attempt, "d": one.direction, "no": one.no, "s": one.step,
-        "t": tool, "g": digest, "of": of, "v": verdict,
+        "t": one.tool, "g": digest, "of": of, "v": verdict, "ok": good,
     }  # fmt: skip
 
 
@@ -1047,6 +1047,7 @@ class Files:
             self.save_file(op, os.path.join(folder, op["f"]))
         if folder is not None and self.sync:
             sync_dir(folder)
+            sync_dir(self.pre_root)
         return folder is not None or any(op["t"] == "tree" for op in ops)
 
     def save_file(self, op, path):
@@ -1118,28 +1119,31 @@ class Files:
         return TRASH + b"/" + op["f"][1:].encode(), root
 
     def drop(self, key):
-        """Forgets an attempt's pre-images."""
+        """Forgets an attempt's pre-images: a flat folder of files, or else a tree in the trash."""
+        folder = os.path.join(self.pre_root, key)
+        try:
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
+        except FileNotFoundError:
+            self.drop_trees(key.encode() + b"~")
+
+    def drop_trees(self, prefix):
         import shutil
 
-        shutil.rmtree(os.path.join(self.pre_root, key), ignore_errors=True)
-        trash = os.path.join(self.workspace.root, TRASH)
-        for root in (os.fsencode(self.pre_root), trash):
-            try:
-                names = os.listdir(root)
-            except FileNotFoundError:
-                continue
-            for name in names:
-                if name.startswith(key.encode() + b"~"):
+        for root in self.kept_in():
+            for name in os.listdir(root):
+                if name.startswith(prefix):
                     shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+    def kept_in(self):
+        roots = (os.fsencode(self.pre_root), os.path.join(self.workspace.root, TRASH))
+        return [root for root in roots if os.path.isdir(root)]
 
     def drop_unknown(self, known):
         """Drops pre-images that no record names: a crash between saving them and `begun`."""
-        for root in (os.fsencode(self.pre_root), os.path.join(self.workspace.root, TRASH)):
-            try:
-                names = os.listdir(root)
-            except FileNotFoundError:
-                continue
-            for name in names:
+        for root in self.kept_in():
+            for name in os.listdir(root):
                 key = name.partition(b"~")[0].decode("utf-8", "replace")
                 if key not in known:
                     self.drop(key)
@@ -2016,6 +2020,8 @@ def plan_apply_patch(workspace, blobs, args):
     if raw is None:
         with open(source.file, "rb") as file:
             raw = file.read()
+        if sha256(raw) != source.digest:
+            raise Refusal("blob_missing", "its bytes do not have the digest " + source.digest)
     patches = PatchReader(raw).read()
     planner = PatchPlanner(workspace, patches)
     files = []
@@ -2239,8 +2245,9 @@ class Reader:
         limit = get_int(args, "limit", 1000, 1, 100_000)
         entries: list[Any] = []
         cut = False
+        room = ANSWER_BYTES
         for path, parent, name in self.walk(parts, recursive):
-            if len(entries) == limit:
+            if len(entries) == limit or room < 0:
                 cut = True
                 break
             try:
@@ -2249,6 +2256,7 @@ class Reader:
             except FileNotFoundError:
                 continue
             told["path"] = text(path)
+            room -= len(path) + len(told.get("target", "")) + 80
             entries.append(told)
         return {"entries": entries, "cut": cut}
 
@@ -2299,7 +2307,7 @@ class Reader:
         except (re.error, OverflowError, RecursionError) as error:
             raise bad("pattern", "is not a regular expression: %s" % error) from None
         found: list[Any] = []
-        counts = {"files": 0, "skipped": 0}
+        counts = {"files": 0, "skipped": 0, "room": ANSWER_BYTES}
         cut = False
         for path, parent, name in self.candidates(parts):
             if glob is not None and not self.globbed(path, name, glob):
@@ -2351,7 +2359,7 @@ class Reader:
             file.seek(0)
             for number, line in enumerate(file, 1):
                 if matches(line.rstrip(b"\r\n")):
-                    if len(found) == limit:
+                    if len(found) == limit or counts["room"] < 0:
                         return True
                     line = line.rstrip(b"\r\n")
                     match = {
@@ -2361,6 +2369,7 @@ class Reader:
                     }
                     if len(line) > 500:
                         match["cut"] = len(line) - 500
+                    counts["room"] -= len(path) + len(match["text"]) + 60
                     found.append(match)
         return False
 
@@ -2628,6 +2637,7 @@ class Call:
         "kind",
         "no",
         "of",
+        "root",
         "sandbox",
         "session",
         "step",
@@ -2639,35 +2649,44 @@ class Call:
         fence = head.get("fence")
         if type(fence) is not dict:
             raise Malformed("fence")
+        get = fence.get
         self.kind = kind
         self.body = body
-        self.sandbox = fence.get("sandbox")
-        self.attempt = fence.get("attempt")
-        self.session = fence.get("session")
-        self.direction = fence.get("direction")
-        self.epoch = fence.get("epoch")
-        self.no = fence.get("no")
-        self.step = head.get("step")
-        self.tool = head.get("tool", "")
-        self.digest = head.get("digest", "")
-        self.of = head.get("of", "")
-        self.timeout_ms = head.get("timeout_ms")
-        for name in ("sandbox", "attempt", "step"):
-            value = getattr(self, name)
-            if type(value) is not str or not _ID(value):
-                raise Malformed(name)
-        for name in ("session", "tool", "digest", "of"):
-            if type(getattr(self, name)) is not str:
-                raise Malformed(name)
-        if type(self.epoch) is not int or type(self.no) is not int or self.epoch < 1 or self.no < 0:
-            raise Malformed("epoch" if type(self.epoch) is not int or self.epoch < 1 else "no")
-        if self.direction not in DIRECTIONS[kind]:
+        self.sandbox = word("sandbox", get("sandbox"))
+        self.attempt = attempt = word("attempt", get("attempt"))
+        self.step = word("step", head.get("step"))
+        self.session = string("session", get("session"))
+        self.tool = string("tool", head.get("tool", ""))
+        self.digest = string("digest", head.get("digest", ""))
+        self.of = string("of", head.get("of", ""))
+        self.epoch = whole("epoch", get("epoch"), 1)
+        self.no = whole("no", get("no"), 0)
+        self.direction = direction = get("direction")
+        if direction not in DIRECTIONS[kind]:
             raise Malformed("direction")
-        if self.timeout_ms is not None and (
-            type(self.timeout_ms) is not int or self.timeout_ms < 1
-        ):
-            raise Malformed("timeout_ms")
-        self.key = key_of(self.attempt, self.direction)
+        self.timeout_ms = head.get("timeout_ms")
+        if self.timeout_ms is not None:
+            whole("timeout_ms", self.timeout_ms, 1)
+        self.key = "undo:" + attempt if direction == "undo" else attempt
+        self.root = ""  # undo: the attempt that wrote, where `of` only attested it
+
+
+def word(name, value):
+    if type(value) is not str or not _ID(value):
+        raise Malformed(name)
+    return value
+
+
+def string(name, value):
+    if type(value) is not str:
+        raise Malformed(name)
+    return value
+
+
+def whole(name, value, least):
+    if type(value) is not int or value < least:
+        raise Malformed(name)
+    return value
 
 
 DIRECTIONS = {"apply": ("apply", "replay"), "undo": ("undo",), "revoke": ("revoke",)}
@@ -2757,7 +2776,7 @@ class Toolhost:
             raw = os.read(fd, 4096)
         finally:
             os.close(fd)
-        if raw == self.last_marker.raw:
+        if raw and raw == self.last_marker.raw:
             return self.last_marker
         try:
             found = json.loads(raw)
@@ -2907,11 +2926,12 @@ class Toolhost:
 
     def record(self, call, verdict, marker, after, **more):
         """Journals a receipt that speaks of an effect, then sends it."""
-        of = more.get("of", call.of)
+        of = more.get("of") or call.root or call.of
         body = self.receipt(call, verdict, marker, after, seq=self.journal.seq + 1, **more)
         if CRASH_AT:
             crash("before_done")
-        self.journal.append(done_record(call, call.tool, call.digest, of, verdict), body)
+        good = more["outcome"] == "ok"
+        self.journal.append(done_record(call, call.digest, of, verdict, good), body)
         if CRASH_AT:
             crash("after_done")
         self.counters[verdict] += 1
@@ -3093,17 +3113,23 @@ class Toolhost:
     def begin(self, call, ops, kept, group=0, started=0, pre=False):
         record = {
             "k": "begun", "a": call.attempt, "d": call.direction, "no": call.no, "s": call.step,
-            "t": call.tool, "g": call.digest, "of": call.of, "pg": group, "st": started, "pre": pre,
+            "t": call.tool, "g": call.digest, "of": call.root or call.of,
+            "pg": group, "st": started, "pre": pre,
         }  # fmt: skip
         self.journal.append(record, _dumps({"ops": ops, **kept}).encode())
 
     def carry_out(self, call, marker, plan, result):
         """Pre-images, begun, effects, second reading, done: or all of it taken back."""
         ops = plan.ops()
-        pre = self.files.save(call.key, ops)
-        if CRASH_AT:
-            crash("pre_saved")
-        self.begin(call, ops, {}, pre=pre)
+        try:
+            pre = self.files.save(call.key, ops)
+            if CRASH_AT:
+                crash("pre_saved")
+            self.begin(call, ops, {}, pre=pre)
+        except OSError as error:
+            self.files.drop(call.key)
+            self.fail_or_fault(call, marker, error)
+            return
         try:
             if CRASH_AT:
                 crash("begun")
@@ -3170,7 +3196,7 @@ class Toolhost:
             target = entries.get(target.of)
             if target is None:
                 raise Refusal("too_old", "the first apply is forgotten")
-            call.of = target.attempt
+            call.root = target.attempt
         if target is None:
             if self.journal.forgotten_no:
                 raise Refusal("too_old", "%s is not among the remembered records" % clean(call.of))
@@ -3349,27 +3375,38 @@ class Toolhost:
     def settle_run(self, call, run, child):
         if CRASH_AT:
             crash("command_over")
-        self.journal.refresh()
-        entry = self.journal.entries[call.key]
-        why = child.killed
-        if not why and entry.ended:
-            why = "ended"
-        if not why and self.is_revoked(call.attempt):
-            why = "revoked"
-        if not why and child.alive_after:
-            why = "processes_left"
-        after = self.read_marker()
-        if not why and (after is None or after.raw != run.marker.raw):
-            why = "marker_moved"
-        if why:
-            self.journal.append(record_of("broken", call))
-            raise Indeterminate(why, "the command was ended before it was done")
-        result = result_of(child)
-        outcome = "ok" if result.get("exit_code") == 0 and not child.timed_out else "failed"
         try:
-            self.record(call, "applied", run.marker, after, outcome=outcome, result=result)
+            self.journal.refresh()
+            after = self.read_marker()
+            why = self.why_broken(call, run, child, after)
+            if not why:
+                result = result_of(child)
+                good = result.get("exit_code") == 0 and not child.timed_out
+                outcome = "ok" if good else "failed"
+                self.record(call, "applied", run.marker, after, outcome=outcome, result=result)
+                return
+            self.journal.append(record_of("broken", call))
         except OSError as error:
+            # The open record is settled as broken before anything else is done on this disk.
             raise Indeterminate("no_record", "it ran and its record failed: %s" % error) from error
+        raise Indeterminate(why, "the command was ended before it was done")
+
+    def why_broken(self, call, run, child, after):
+        """Why a command that is over cannot be vouched for; empty when it can."""
+        entry = self.journal.entries.get(call.key)
+        if child.killed:
+            return child.killed
+        if entry is None or entry.state != "open":
+            return "no_record"
+        if entry.ended:
+            return "ended"
+        if self.is_revoked(call.attempt):
+            return "revoked"
+        if child.alive_after:
+            return "processes_left"
+        if after is None or after.raw != run.marker.raw:
+            return "marker_moved"
+        return ""
 
     # -- revocation
 
@@ -3859,7 +3896,12 @@ class Toolhost:
 
     def take_input(self, buffer):
         """Reads what is there and handles every complete frame; False at the end of the stream."""
-        chunk = os.read(0, 1 << 18)
+        try:
+            chunk = os.read(0, 1 << 18)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
         if not chunk:
             if buffer:
                 raise Malformed("the stream ended inside a frame")
