@@ -207,3 +207,49 @@ async def test_a_planner_that_may_not_create_streams_says_so(world: World) -> No
     planner = world.planner(FENCEPOST_DECLARE="0")
     assert await asyncio.to_thread(planner.child.wait, 30) != 0
     assert "FP_LEDGER does not exist" in planner.text()
+
+
+async def test_a_restart_of_the_server_costs_no_shard_and_no_step(
+    embedded_nats: Any, tmp_path: Path
+) -> None:
+    link = await Link.connect(embedded_nats.url, name="test")
+    world = World(embedded_nats.url, link, tmp_path)
+    try:
+        world.planner()
+        await world.wait(lambda owners: len(owners) == SHARDS)
+        world.planner()
+        await world.wait(
+            lambda owners: sorted(map(list(owners.values()).count, set(owners.values()))) == [4, 4]
+        )
+        embedded_nats.kill()
+        await embedded_nats.restart()
+        body = b'{"spec":{}}'
+        for number in range(12):
+            subject = subjects.command("create", f"sb-{number}", "c1")
+            for _ in range(100):
+                try:
+                    await link.call(subject, body, timeout_s=2)
+                except Exception:
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+        for number in range(12):
+            view = None
+            for _ in range(200):
+                view = await world.ask(what="sandbox", sandbox=f"sb-{number}")
+                if view is not None:
+                    break
+                await asyncio.sleep(0.05)
+            assert view is not None
+        await asyncio.sleep(3)
+        terms = {shard: (await world.batches(shard))[-1].term for shard in range(SHARDS)}
+        await asyncio.sleep(3)
+        # Nobody fights: the terms stand still.
+        assert terms == {shard: (await world.batches(shard))[-1].term for shard in range(SHARDS)}
+        owners = await world.owners()
+        assert sorted(map(list(owners.values()).count, set(owners.values()))) == [4, 4]
+    finally:
+        for process in world.processes:
+            process.child.kill()
+            process.child.wait(10)
+        await link.close()

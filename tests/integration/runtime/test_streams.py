@@ -75,3 +75,25 @@ async def test_the_clients_own_stores_bind_to_the_buckets(link: Link) -> None:
         await store.put("a", b"x" * 300_000)
         assert (await store.get("a")).data == b"x" * 300_000
         await store.delete("a")
+
+
+async def test_a_lost_ledger_is_not_replaced_by_an_empty_one(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    for name in ("FP_LEDGER", "FP_COMMANDS"):
+        config = (await stream_info(link, name)).config
+        await link.api(f"STREAM.DELETE.{name}")
+        with pytest.raises(streams.StreamMissingError, match=f"{name} is lost"):
+            await streams.declare(link, 8, create=True)
+        assert (await stream_info(link, name)).error is not None
+        await link.api(f"STREAM.CREATE.{name}", config)
+        await streams.declare(link, 8, create=True)
+
+
+async def test_what_was_in_memory_is_made_again(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    for name in ("FP_EVENTS", "KV_FP_OWNERS", "KV_FP_LEASES"):
+        await link.api(f"STREAM.DELETE.{name}")
+        with pytest.raises(streams.StreamMissingError, match="does not exist"):
+            await streams.declare(link, 8, create=False)
+        await streams.declare(link, 8, create=True)
+        assert (await stream_info(link, name)).error is None

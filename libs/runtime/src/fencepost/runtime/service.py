@@ -122,7 +122,9 @@ class Service:
                 version=_version(),
                 description=description,
             ),
-            asyncapi_path=AsyncAPIRoute("/asyncapi", try_it_out_path=None),
+            asyncapi_path=AsyncAPIRoute(
+                "/asyncapi", asyncapi_json_path="/asyncapi.json", try_it_out_path=None
+            ),
             asgi_routes=[
                 ("/healthz", self._healthz()),
                 ("/readyz", self._readyz()),

@@ -35,6 +35,7 @@ from fencepost.core.errors import (
 from fencepost.core.machine import Effect, Machine
 from fencepost.runtime import crash, exchange, snapshots
 from fencepost.runtime.fold import Folder, Shard, decode_batch
+from fencepost.runtime.gate import Gate
 from fencepost.runtime.metrics import RunnerMetrics
 from fencepost.runtime.outbox import Envelope, MessageMaker, Outbox
 from fencepost.runtime.ports import (
@@ -148,6 +149,7 @@ class ShardRunner:
 
     `perform` gets effects after their batch was accepted, again by timer while they are owed; it
     must not block. `accepted` hears of every accepted batch's entries (for metrics and logs).
+    `gate` is shared by the runners of a process.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class ShardRunner:
         snapshot_every: int = SNAPSHOT_EVERY,
         effect_repeat_ms: int = limits.EFFECT_REPEAT_MS,
         sweep_ms: int = SWEEP_MS,
+        gate: Gate | None = None,
     ) -> None:
         self.machine = machine
         self.shard = Shard(machine, shard, shards, bus=bus, clock=clock)
@@ -187,6 +190,7 @@ class ShardRunner:
         self._snapshot_every = snapshot_every
         self._effect_repeat_ms = effect_repeat_ms
         self._sweep_ms = sweep_ms
+        self._gate = gate or Gate()
         self._lanes: list[_Lane] = []
         self._volatile: deque[tuple[Any, Callable[[int], None] | None]] = deque()
         self._asks: list[_Ask] = []
@@ -378,12 +382,16 @@ class ShardRunner:
         if self._failure is not None:
             raise self._failure
         self._answer_asks()
-        turn = self._decide()
+        place = await self._gate.enter()
+        try:
+            turn = self._decide()
+            seq = 0 if turn is None else await self._append(turn)
+        finally:
+            place.give_back()
         if turn is None:
             self._housekeeping()
             await self._wait()
             return
-        seq = await self._append(turn)
         crash.point("after_append")
         self._after(turn, seq)
         self._housekeeping()

@@ -126,6 +126,8 @@ class Spreader:
         self._busy: dict[int, asyncio.Task[None]] = {}
         self._retry: dict[int, tuple[int, int]] = {}
         self._claimed_ms: dict[int, int] = {}
+        self._doubted_ms: dict[int, int] = {}
+        self._is_blind = False
         self._looked = False
         self._task: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
@@ -175,7 +177,7 @@ class Spreader:
             try:
                 await self._owners.write(f"replica.{self.replica}", str(count), None)
             except UnknownError as error:
-                logger.warning("owner_key_not_renewed", detail=str(error))
+                logger.debug("owner_key_not_renewed", detail=str(error))
             await asyncio.sleep(RENEW_MS / 1000)
 
     async def _run(self) -> None:
@@ -183,7 +185,11 @@ class Spreader:
             try:
                 await self.step()
             except UnknownError as error:
-                logger.warning("owners_unknown", detail=str(error))
+                if not self._is_blind:
+                    logger.warning("owners_unknown", detail=str(error))
+                self._is_blind = True
+            else:
+                self._is_blind = False
             await asyncio.sleep(RENEW_MS / 2000)
 
     async def step(self) -> None:
@@ -193,13 +199,15 @@ class Spreader:
         share = math.ceil(self.shards / len(live))
         now_ms = self._clock.monotonic_ms()
         for shard in tuple(self.held):
-            revision, owner = keys.get(f"shard.{shard}", (0, self.replica))
-            if owner != self.replica and revision > self.held[shard]:
+            if shard in self._busy:
+                continue
+            revision, owner = keys.get(f"shard.{shard}", (0, ""))
+            if self._is_lost(shard, revision, owner, now_ms):
                 logger.info("shard_claimed_by_another", shard=shard, owner=owner)
                 del self.held[shard]
                 self._spawn(shard, self._drop(shard))
-            elif now_ms - self._claimed_ms.get(shard, 0) > CLAIM_AGAIN_MS:
-                await self._claim(shard, self.held[shard])
+            elif now_ms - self._claimed_ms.get(shard, 0) > CLAIM_AGAIN_MS or not revision:
+                await self._claim(shard, revision if owner == self.replica else 0)
             elif shard not in self.owned and shard not in self._busy and self._may_try(shard):
                 self._spawn(shard, self._take(shard))
         excess = len(self.held) - share
@@ -212,6 +220,19 @@ class Spreader:
             if await self._claim(shard, keys.get(f"shard.{shard}", (0, ""))[0]):
                 self._spawn(shard, self._take(shard))
         self._looked = True
+
+    def _is_lost(self, shard: int, revision: int, owner: str, now_ms: int) -> bool:
+        """
+        Tells whether somebody else's claim stands over one's own.
+
+        A lower revision is a stale read, or a bucket that was made anew: the latter lasts.
+        """
+        if not owner or owner == self.replica:
+            self._doubted_ms.pop(shard, None)
+            return False
+        if revision > self.held[shard]:
+            return True
+        return now_ms - self._doubted_ms.setdefault(shard, now_ms) > DEAD_MS
 
     def _live(self, keys: dict[str, tuple[int, str]]) -> set[str]:
         """The replicas whose key has changed lately, as seen by this process's own clock."""
@@ -247,6 +268,7 @@ class Spreader:
         claimed = await self._owners.write(f"shard.{shard}", self.replica, revision)
         if claimed is None:
             return False
+        self._doubted_ms.pop(shard, None)
         self.held[shard] = claimed
         self._claimed_ms[shard] = self._clock.monotonic_ms()
         return True

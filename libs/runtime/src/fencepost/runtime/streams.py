@@ -109,13 +109,39 @@ async def declare(link: Link, shards: int, *, create: bool, replicas: int = 1) -
     """
     Makes sure that every stream of the table is there and is as the table says.
 
-    Raises `StreamMissingError` when one is missing and `create` is False, `StreamMismatchError`
+    A deployment that was made once has its ledger and its durable inputs: one of them missing is
+    a loss, and an empty one in its place would hide it. What is in memory or a cache is made again.
+
+    Raises `StreamMissingError` when one is missing and may not be created, `StreamMismatchError`
     when one differs, `UnknownError` when the server does not say.
     """
+    exists = await _exists(link)
     for stream in streams.table(shards, replicas=replicas):
         name, config = wanted(stream)
+        is_kept = stream.kind == "stream" and stream.config["storage"] == "file"
+        if exists and is_kept and (await stream_info(link, name)).error is not None:
+            await _refuse_lost(link, name)
         await _declare_one(link, name, config, create=create)
     await _declare_meta(link, shards, create=create)
+
+
+async def _exists(link: Link) -> bool:
+    """Tells whether the deployment was made before."""
+    info = await stream_info(link, f"KV_{streams.BUCKET_META}")
+    if info.error is not None:
+        if info.error.err_code != STREAM_NOT_FOUND:
+            raise UnknownError(f"{streams.BUCKET_META}: {info.error.description}")
+        return False
+    return await read_meta(link, "shards") is not None
+
+
+async def _refuse_lost(link: Link, name: str) -> None:
+    info = await stream_info(link, name)
+    if info.error is not None and info.error.err_code == STREAM_NOT_FOUND:
+        raise StreamMissingError(
+            f"stream {name} is lost: the deployment exists, but its stream does not, and is not "
+            "replaced by an empty one"
+        )
 
 
 async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create: bool) -> None:

@@ -7,6 +7,7 @@ Composition only: adapters, runners, subjects, metrics. What a step may become i
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,7 +17,12 @@ import structlog
 from faststream.nats import NatsBroker
 from fencepost.contracts import streams as table
 from fencepost.contracts import subjects
-from fencepost.core.errors import LedgerBrokenError, OwnershipLostError
+from fencepost.core.errors import (
+    FencepostError,
+    LedgerBrokenError,
+    OwnershipLostError,
+    UnknownError,
+)
 from fencepost.core.machine import Effect
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.inputs import GatewaySeen
@@ -27,6 +33,7 @@ from fencepost.planner.receipts import Receipts
 from fencepost.runtime import service, settings, spreader, streams
 from fencepost.runtime.bus import JetStreamInputs, NatsBus
 from fencepost.runtime.clock import SystemClock
+from fencepost.runtime.gate import Gate
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import PlannerMetrics
@@ -49,11 +56,14 @@ class Planner:
         self._metrics = metrics
         self._receipts = Receipts(config.key(), self._receipt_undecodable)
         self._clock = SystemClock()
+        self._gate = Gate()
         self.replica = f"planner-{secrets.token_hex(6)}"
         self.owned: dict[int, OwnedShard] = {}
         self._unownable: dict[int, str] = {}
         self._link: Link | None = None
         self._spreader: spreader.Spreader | None = None
+        self._declaring: asyncio.Task[None] | None = None
+        self._broken = ""
 
     # Life.
 
@@ -66,9 +76,8 @@ class Planner:
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
-        await streams.declare(
-            link, self._config.shards, create=self._config.declare, replicas=self._config.replicas
-        )
+        await self._declare(link)
+        link.on_back(self._on_back)
         self._bus = NatsBus(link)
         self._log = JetStreamLog(link)
         self._inputs = JetStreamInputs(link)
@@ -84,8 +93,37 @@ class Planner:
         await self._bus.subscribe(subjects.GATEWAY_SEEN, self._on_gateway_seen)
         self._spreader.start()
 
+    async def _declare(self, link: Link) -> None:
+        await streams.declare(
+            link, self._config.shards, create=self._config.declare, replicas=self._config.replicas
+        )
+
+    def _on_back(self) -> None:
+        """A server that was started again has lost what was in memory: that is made again."""
+        if self._declaring is None or self._declaring.done():
+            self._declaring = asyncio.create_task(self._declare_again(), name="declare-again")
+
+    async def _declare_again(self) -> None:
+        assert self._link is not None
+        while True:
+            try:
+                await self._declare(self._link)
+            except UnknownError as error:
+                logger.warning("streams_not_checked", detail=str(error))
+                await asyncio.sleep(0.2)
+            except FencepostError as error:
+                self._broken = str(error)
+                logger.critical("streams_not_as_they_must_be", detail=str(error))
+                await asyncio.sleep(5.0)
+            else:
+                self._broken = ""
+                return
+
     async def stop(self) -> None:
         """Hands every shard over and closes."""
+        if self._declaring is not None:
+            self._declaring.cancel()
+            await asyncio.gather(self._declaring, return_exceptions=True)
         if self._spreader is not None:
             await self._spreader.stop()
         if self._link is not None:
@@ -96,6 +134,8 @@ class Planner:
         if self._link is None or not self._link.is_connected:
             return "not connected to NATS"
         self._metrics.publish_dropped.set(self._link.dropped)
+        if self._broken:
+            return self._broken
         if self._unownable:
             shard, why = next(iter(self._unownable.items()))
             return f"shard {shard} cannot be owned: {why}"
@@ -124,6 +164,7 @@ class Planner:
             metrics=self._metrics,
             snapshot_store=self._snapshots,
             accepted=self._count,
+            gate=self._gate,
         )
 
     async def _own(self, shard: int) -> None:
