@@ -333,12 +333,11 @@ def _packed(raw: msgspec.Raw) -> Any:
 
 
 def _field_in(error: str) -> str:
-    """The path that msgspec names at the end of its message, as a field of ours."""
-    _, found, path = error.rpartition("`$")
-    if found:
-        return path.strip("`.").removeprefix(".")
+    """The path that msgspec names at the end of its message, and the field that it quotes."""
+    _, _, path = error.rpartition("`$")
+    path = path.strip("`.") if "`$" in error else ""
     for quote in ("missing required field `", "unknown field `"):
         _, found, rest = error.partition(quote)
         if found:
-            return rest.split("`")[0]
-    return ""
+            return f"{path}.{rest.split('`')[0]}".lstrip(".")
+    return path
