@@ -127,8 +127,9 @@ async def test_a_batch_that_is_read_again_counts_once(stack: Stack) -> None:
     # A new start reads from the lowest shard's position: the others' later batches come again.
     await workload.shards[0].turn(*_step(workload.shards[0], "box-x"))
     again = TrackerMetrics()
-    async with stack.projecting(stack.projector(again)):
+    async with stack.projecting(stack.projector(again)) as running:
         await caught_up(stack, workload)
+        assert not running.stopped
     assert again.projected._value.get() == 1
     assert (await stack.dump()) != before
 
@@ -325,6 +326,9 @@ async def test_an_undo_and_a_revocation_show_on_the_attempt(stack: Stack) -> Non
     assert (step["state"], step["is_cancelled"], step["reason"]) == ("compensated", True, "enough")
     assert (attempt["direction"], attempt["evidence"]) == ("revoke", "never_applied")
     assert attempt["journal"] == "never_began"
+    # The fence that revokes it is a later one of the same attempt.
+    assert attempt["made_at_ms"] == attempt["fenced_at_ms"] == step["admitted_at_ms"]
+    assert attempt["no"] == 2
 
 
 async def test_postgres_away_or_slow_blocks_nobody_and_is_caught_up_with(
@@ -335,6 +339,14 @@ async def test_postgres_away_or_slow_blocks_nobody_and_is_caught_up_with(
     workload = Workload(stack.log, 19, shards=SHARDS, sandboxes=4)
     await workload.open()
     async with stack.projecting() as running:
+        await caught_up(stack, workload)
+        holding = await stack.connect()
+        async with holding.transaction():
+            # As slow as can be: the projection's next write waits for this transaction.
+            await holding.execute("LOCK TABLE steps IN ACCESS EXCLUSIVE MODE")
+            async with asyncio.timeout(30):
+                await workload.run(50)
+        await holding.close()
         await caught_up(stack, workload)
         postgres_server.kill()
         await postgres_server.child.wait(10)

@@ -264,6 +264,7 @@ class Projector:
             working = await tables.load(names)
             for batch in batches:
                 working.apply(batch.shard, batch.seq, batch.now_ms, batch.entries)
+                await asyncio.sleep(0)  # a long group must not hold up the API's answers
             await tables.write(working.changed)
 
     def _judge(
