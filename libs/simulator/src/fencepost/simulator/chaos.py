@@ -168,13 +168,15 @@ class Chaos:
             self.provider.restore(instance, self._one(len(instance.disk.snapshots)))
 
     def _swapped(self) -> None:
-        """Only to a point of another session: the same one could not be told apart by anything."""
+        """Only to a point of another epoch: within one, nothing on the disk could tell them apart."""
         found = [
             (instance, number)
             for instance in self._running()
             if isinstance(instance.disk.holder, Toolhost)
             for number, contents in enumerate(instance.disk.snapshots)
-            if contents.marker not in (None, instance.disk.contents.marker)
+            if contents.marker is not None
+            and instance.disk.contents.marker is not None
+            and contents.marker.nonce != instance.disk.contents.marker.nonce
         ]
         if found:
             instance, number = found[self._one(len(found))]

@@ -337,6 +337,10 @@ class LedgerUnbroken(Checker):
             self.world.violate(violation.invariant, f"recorded ledger: {violation.detail}")
 
     def accepted(self, hold: Any) -> None:
+        if hold.head == self._heads[hold.shard]:
+            taken = {name: position.seq for name, position in hold.positions.items()}
+            recorded = self._positions[hold.shard]
+            self.need(taken == recorded, f"inputs are taken to {taken}, recorded to {recorded}")
         self._accepted += 1
         if self._accepted % COMPARE_EVERY == 0:
             self.compare(hold)

@@ -241,7 +241,12 @@ class Provider:
         self.world.tell("restored", instance.name, f"journal {disk.contents.journal_seq}")
 
     def swap(self, instance: Instance, number: int) -> None:
-        """An older point of the disk, of another session, comes in beneath what runs on it."""
+        """
+        An older point of the disk, of another epoch, comes in beneath what runs on it.
+
+        Later points are gone: forward again within one epoch is what nothing could notice.
+        """
         disk = instance.disk
+        disk.snapshots = disk.snapshots[: number + 1]
         disk.contents = disk.snapshots[number].copy()
         self.world.tell("swapped", instance.name, f"journal {disk.contents.journal_seq}")

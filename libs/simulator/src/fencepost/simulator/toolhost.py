@@ -439,9 +439,8 @@ class Toolhost(Process):
             self._drop_lock()
             self._pump()
 
-    def second_reading(self, run: Run) -> Marker:
+    def second_reading(self, _run: Run) -> Marker:
         """Reads the marker again, from the disk, after the effect."""
-        del run
         return self._read_marker()
 
     def _marker_moved(self, run: Run, after: Marker) -> None:

@@ -1,0 +1,19 @@
+"""
+Seeds that once found a bug, by its name. Each runs under its own drawn options and the added ones.
+
+A seed's meaning moves when the workload does; what was wrong is said, so that it can be sought
+again.
+"""
+
+# name -> (seed, fault classes added to the drawn ones)
+REGRESSIONS: dict[str, tuple[int, tuple[str, ...]]] = {
+    # A session's own finding, repeated after its epoch had closed, opened another epoch under the
+    # same nonce; and one taken before the first marking called a full disk blank.
+    "a stale finding opened an epoch": (4, ("fact_repeated",)),
+    "a stale finding called a disk blank": (24, ("fact_repeated", "fact_delayed")),
+    # An older point of the disk, from an epoch before, was taken for a blank disk: the effect of a
+    # carried step was called lost and stood on it.
+    "an older epoch's snapshot was called cold": (31, ("snapshot_restored",)),
+    # A step was revoked by its latest attempt; what the disk held was that of the one before.
+    "a carried attempt was called never applied": (6, ("step_cancelled", "channel_cut")),
+}

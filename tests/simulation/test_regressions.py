@@ -1,0 +1,16 @@
+import msgspec
+import pytest
+from fencepost.simulator import runs
+from fencepost.simulator.options import CHAOS_FAULTS, MESSAGE_FAULTS, draw
+
+from tests.simulation.regressions import REGRESSIONS
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_a_seed_that_found_a_bug_finds_it_no_more(name: str) -> None:
+    seed, faults = REGRESSIONS[name]
+    drawn = draw(seed)
+    base = {**MESSAGE_FAULTS, **CHAOS_FAULTS}
+    rates = {**drawn.rates, **{f: drawn.rates.get(f, base[f]) for f in faults}}
+    report = runs.run(seed, msgspec.structs.replace(drawn, rates=rates))
+    assert report.violations == []
