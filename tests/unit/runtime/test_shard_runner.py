@@ -575,3 +575,32 @@ async def test_s201_of_two_inputs_in_one_batch_the_second_sees_the_first(rig: Ri
     entries = msgspec.json.decode(rig.batches()[1].entries)
     assert [entry["id"] for entry in entries] == ["same", "other"]
     assert len(rig.batches()) == 2
+
+
+async def test_a_flood_of_volatile_inputs_starves_no_durable_one(rig: Rig) -> None:
+    runner = await rig.own("a")
+    rig.log.unreachable = True
+    runner.submit(add("first"))
+    await until(lambda: rig.log.appends >= 2)
+    for _ in range(400):
+        runner.submit(Input(do="big", size=20_000))
+    for number in range(40):
+        rig.put(add(f"k{number}"))
+    rig.log.unreachable = False
+    await rig.settle(runner)
+    assert rig.kinds().count("added") == 441
+    # Long before the flood was through.
+    positions = [batch.positions["IN"].seq for batch in rig.batches()]
+    assert positions.index(40) < len(positions) // 4
+
+
+async def test_entries_are_counted_by_kind(rig: Rig) -> None:
+    runner = await rig.own("a")
+    runner.submit(add("x"))
+    runner.submit(Input(do="open", key="t"))
+    await rig.settle(runner)
+    await rig.pass_time(1_000, runner)
+    value = rig.metrics.registry.get_sample_value
+    assert value("fencepost_entries_total", {"kind": "added"}) == 1
+    assert value("fencepost_entries_total", {"kind": "opened"}) == 1
+    assert value("fencepost_batches_total") == 2

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-PLACES: Final = 200
+PLACES: Final = 2
 """One is being synced while the next one is on its way."""
 PATIENCE_S: Final = 0.05
 """

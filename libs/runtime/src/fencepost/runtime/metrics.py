@@ -66,16 +66,15 @@ class RunnerMetrics(ServiceMetrics):
         self.appends_unknown = self._counter(
             "appends_unknown_total", "appends without an answer that proves something"
         )
-        self.inputs = self._counter("inputs_total", "inputs taken", "source")
         self.inputs_poisoned = self._counter("inputs_poisoned_total", "inputs set aside", "source")
         self.inputs_dropped = self._counter(
             "inputs_dropped_total", "volatile inputs dropped because too many were waiting"
         )
-        self.inputs_lag = self._gauge("inputs_waiting", "inputs read and not yet taken")
+        self.inputs_lag = self._gauge("inputs_waiting", "inputs read and not yet taken", "shard")
         self.effects = self._counter("effects_total", "effects made at once")
         self.effects_repeated = self._counter("effects_repeated_total", "effects made again")
         self.publish_lag = self._gauge(
-            "publications_waiting", "publications without acknowledgement", "kind"
+            "publications_waiting", "publications without acknowledgement", "kind", "shard"
         )
         self.publish_repeated = self._counter(
             "publications_repeated_total", "publications made again", "kind"

@@ -63,6 +63,7 @@ SNAPSHOT_EVERY: Final = 2_000
 SNAPSHOT_AT_HAND_OVER: Final = 100
 LANE_MESSAGES_MAX: Final = 4_096
 VOLATILE_MAX: Final = 50_000
+VOLATILE_SHARE: Final = limits.BATCH_INPUTS_MAX * 3 // 8
 PROOF_MS: Final = 1_000
 RETRY_S_MIN: Final = 0.01
 RETRY_S_MAX: Final = 1.0
@@ -202,6 +203,8 @@ class ShardRunner:
         self._failure: Exception | None = None
         self._stopping = False
         self._batches = 0
+        self._first = 0
+        self._entry_counts: dict[type, int] = {}
         self._proven_ms = 0
         self._proven_batch = 0
         self._positions_since_ms: int | None = None
@@ -210,6 +213,7 @@ class ShardRunner:
         self._snapshot_busy = False
         self._refilling: set[int] = set()
         self._state_lost = False
+        self._label = str(shard)
         self.log = logger.bind(family=machine.family, shard=shard)
 
     # Taking over.
@@ -447,9 +451,16 @@ class ShardRunner:
         turn = _Turn(max(self._clock.now_ms(), shard.now_ms))
         mono_ms = self._clock.monotonic_ms()
         self._tick(turn, mono_ms)
-        self._take_volatile(turn)
-        for lane in self._lanes:
-            self._take_lane(turn, lane)
+        # Whoever came first in a batch that was full comes last in the next: none starves.
+        count = len(self._lanes) + 1
+        for offset in range(count):
+            which = (self._first + offset) % count
+            if which == 0:
+                self._take_volatile(turn)
+            else:
+                self._take_lane(turn, self._lanes[which - 1])
+        if turn.is_full:
+            self._first = (self._first + 1) % count
         forced = bool(self._asks) or (
             self._positions_since_ms is not None
             and mono_ms - self._positions_since_ms >= POSITIONS_LAZY_MS
@@ -479,7 +490,7 @@ class ShardRunner:
                 return
 
     def _take_volatile(self, turn: _Turn) -> None:
-        share = limits.BATCH_INPUTS_MAX // 2
+        share = VOLATILE_SHARE
         queue = self._volatile
         while queue and share > 0 and not turn.is_full:
             value, accepted = queue.popleft()
@@ -767,8 +778,11 @@ class ShardRunner:
         """Makes the effects, publishes, answers; in this order, since effects are waited for."""
         shard = self.shard
         effects: list[Effect] = []
+        counts = self._entry_counts
         for entry in turn.entries:
             effects.extend(self.machine.effects_of(shard.state, shard.hints, entry))
+            kind = type(entry)
+            counts[kind] = counts.get(kind, 0) + 1
         if effects:
             self._remember(effects)
             self._metrics.effects.inc(len(effects))
@@ -821,19 +835,31 @@ class ShardRunner:
         """Timers; the state is the log's here."""
         if self._clock.monotonic_ms() >= self._sweep_at_ms:
             self._sweep()
-            shard = self.shard
-            for kind, outbox in (("events", shard.events), ("messages", shard.messages)):
-                self._metrics.publish_lag.labels(kind).set(outbox.waiting)
-                repeated = outbox.repeat()
-                if repeated:
-                    self._metrics.publish_repeated.labels(kind).inc(repeated)
-                if outbox.is_behind(shard.head) and outbox.has_room:
-                    self._refill(outbox)
+            self._watch_outboxes()
             for lane in self._lanes:
                 if lane.receiver is not None:
                     lane.receiver.ask_again()
+            self._measure()
         if self.shard.batches_since_snapshot >= self._snapshot_every:
             self._start_snapshot()
+
+    def _watch_outboxes(self) -> None:
+        shard = self.shard
+        for kind, outbox in (("events", shard.events), ("messages", shard.messages)):
+            self._metrics.publish_lag.labels(kind, self._label).set(outbox.waiting)
+            repeated = outbox.repeat()
+            if repeated:
+                self._metrics.publish_repeated.labels(kind).inc(repeated)
+            if outbox.is_behind(shard.head) and outbox.has_room:
+                self._refill(outbox)
+
+    def _measure(self) -> None:
+        waiting = len(self._volatile) + sum(len(lane.queue) for lane in self._lanes)
+        self._metrics.inputs_lag.labels(self._label).set(waiting)
+        counts, self._entry_counts = self._entry_counts, {}
+        for kind, count in counts.items():
+            config: Any = getattr(kind, "__struct_config__", None)
+            self._metrics.entries.labels(str(getattr(config, "tag", kind.__name__))).inc(count)
 
     def _refill(self, outbox: Outbox) -> None:
         if id(outbox) not in self._refilling:
@@ -843,12 +869,16 @@ class ShardRunner:
     async def _refill_from_log(self, outbox: Outbox) -> None:
         shard = self.shard
         try:
-            async for seq, payload in self._log.read(shard.subject, outbox.kept + 1):
-                if seq > shard.head or not outbox.has_room:
-                    return
-                batch = self._decode(payload)
-                entries = self.machine.decode_entries(bytes(batch.entries))
-                outbox.add(batch.prev, seq, entries, batch.now_ms)
+            before = -1
+            # What was accepted while reading is read as well, until there is nothing left.
+            while before < outbox.kept < shard.head and outbox.has_room:
+                before = outbox.kept
+                async for seq, payload in self._log.read(shard.subject, outbox.kept + 1):
+                    if seq > shard.head or not outbox.has_room:
+                        break
+                    batch = self._decode(payload)
+                    entries = self.machine.decode_entries(bytes(batch.entries))
+                    outbox.add(batch.prev, seq, entries, batch.now_ms)
         except UnknownError as error:
             self.log.warning("publications_not_read", detail=str(error))
         finally:
@@ -933,5 +963,9 @@ class ShardRunner:
         if not self.ended.done():
             self.ended.set_result(error)
         if was_owner:
+            self._measure()
+            for kind in ("events", "messages"):
+                self._metrics.publish_lag.labels(kind, self._label).set(0)
+            self._metrics.inputs_lag.labels(self._label).set(0)
             reason = "stopped" if error is None else type(error).__name__
             self._metrics.ownerships_lost.labels(reason).inc()

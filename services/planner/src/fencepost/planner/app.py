@@ -156,8 +156,8 @@ class Planner:
             clock=self._clock,
             inputs=self._inputs,
             durables=[
-                Durable("facts", table.FACTS, subjects.facts_of_shard(shard), 256),
-                Durable("messages", table.MESSAGES, [subjects.message(FAMILY, shard)], 256, True),
+                Durable("facts", table.FACTS, subjects.facts_of_shard(shard), 96),
+                Durable("messages", table.MESSAGES, [subjects.message(FAMILY, shard)], 96, True),
                 Durable("commands", table.COMMANDS, subjects.commands_of_shard(shard)),
             ],
             perform=self._perform,
