@@ -6,6 +6,8 @@ it; the options of a seed are drawn as ever, with `faults` added where a mutatio
 A mutant that survives is a missing checker or a missing fault.
 """
 
+import __future__
+
 import importlib
 import inspect
 import textwrap
@@ -44,11 +46,11 @@ class Mutant:
         if self.also is not None:
             assert source.count(self.also[0]) == 1, f"{self.name}: {self.also[0]!r}"
             source = source.replace(*self.also)
-        code = compile(source.replace(self.old, self.new), f"<{self.name}>", "exec")
+        source = source.replace(self.old, self.new)
+        flags = __future__.annotations.compiler_flag
+        code = compile(source, f"<{self.name}>", "exec", flags=flags)
         names: dict[str, Any] = {}
-        future = "from __future__ import annotations\n"
-        exec(compile(future, "<future>", "exec"), names)  # noqa: S102
-        exec(code, module.__dict__, names)  # noqa: S102
+        exec(code, module.__dict__, names)
         mutated = names[name]
         monkeypatch.setattr(owner, name, mutated)
         if isinstance(original, FunctionType) and module is evolve:
@@ -213,7 +215,7 @@ MUTANTS = (
         "ignore a journal that went back between finding and marking",
         CORE + "life",
         "_marked",
-        "if value.journal_seq < sandbox.journal_seq:",
+        "if value.journal_seq < max(sandbox.journal_seq, marking.journal_seq):",
         "if value.journal_seq < 0:",
         seeds=2000,
         faults=("snapshot_restored", "disk_swapped_under_tool"),

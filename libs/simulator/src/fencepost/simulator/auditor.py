@@ -152,12 +152,6 @@ class Auditor:
         for hook in self.on_started:
             hook(instance)
 
-    def vanished(self, instance: Instance) -> None:
-        """A vanished instance makes nothing true that was not: nothing to check here."""
-
-    def rebooted(self, instance: Instance) -> None:
-        """The same."""
-
     def stop_taken(self, instance: Instance) -> None:
         self.world.tell("stopping", instance.name)
         for hook in self.on_stop:

@@ -131,11 +131,11 @@ def guarantees(summary: Summary) -> str:
     lines = [
         "# Guarantees",
         "",
-        "What Fencepost promises, and what a run of the [simulator](simulator.md) saw of it. Made by",
+        "What Fencepost promises, and what runs of the [simulator](simulator.md) saw. Made by",
         f"`python -m fencepost.simulator --runs {summary.seeds} --report docs/guarantees.md`; not",
         "edited by hand.",
         "",
-        f"{summary.seeds:,} runs, {summary.events:,} events, {summary.batches:,} batches, "
+        f"{summary.seeds:,} runs, {summary.events:,} events, {summary.batches:,} batches,",
         f"{summary.virtual_ms // 3_600_000:,} hours of virtual time.",
         "Steps: "
         + ", ".join(f"{count:,} {state}" for state, count in sorted(summary.outcomes.items()))

@@ -168,7 +168,7 @@ class Chaos:
             self.provider.restore(instance, self._one(len(instance.disk.snapshots)))
 
     def _swapped(self) -> None:
-        """Only to a point of another epoch: within one, nothing on the disk could tell them apart."""
+        """Only to a point of another epoch: within one, nothing could tell the two apart."""
         found = [
             (instance, number)
             for instance in self._running()

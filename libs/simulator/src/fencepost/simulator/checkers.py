@@ -321,9 +321,7 @@ class LedgerUnbroken(Checker):
         batch = self._decoder.decode(stored.payload)
         entries = self._machine.decode_entries(bytes(batch.entries))
         for index, entry in enumerate(entries):
-            self._machine.evolve(
-                self._states[shard], entry, Place(batch.prev, index), batch.now_ms
-            )
+            self._machine.evolve(self._states[shard], entry, Place(batch.prev, index), batch.now_ms)
         found = self._shards[shard].take(
             seq=stored.seq,
             prev=batch.prev,

@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 from fencepost.core.receipts import Receipt
-from fencepost.simulator.options import Options
 
 RecordState = Literal["", "open", "done", "broken", "rolled"]
 
@@ -97,8 +96,7 @@ class Disk:
 class Outside:
     """The world beyond all sandboxes: how often each external step took effect in it."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self) -> None:
         self.done: dict[str, int] = {}
         self.undone: dict[str, int] = {}
 

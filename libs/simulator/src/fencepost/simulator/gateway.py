@@ -24,8 +24,9 @@ from fencepost.core.sandbox.orders import (
     StopOrder,
 )
 from fencepost.simulator import provider as provider_
+from fencepost.simulator.disks import Marker
 from fencepost.simulator.provider import AUTHORITY, Created, CreateRefused, Instance, Provider
-from fencepost.simulator.toolhost import Marked, Marker, Toolhost
+from fencepost.simulator.toolhost import Marked, Toolhost
 from fencepost.simulator.world import Process, World
 
 LEASE_MS: Final = 2_000
@@ -42,14 +43,12 @@ _encode = msgspec.json.Encoder().encode
 class Attachment:
     """One session with one sandbox, from its channel to its end."""
 
-    def __init__(
-        self, sandbox: str, session: str, nonce: str, ref: Ref, asked: int, now_ms: int
-    ) -> None:
-        self.asked = asked
-        self.sandbox = sandbox
+    def __init__(self, order: AttachOrder, *, session: str, now_ms: int) -> None:
+        self.sandbox = order.sandbox
         self.session = session
-        self.nonce = nonce
-        self.ref = ref
+        self.nonce = f"nonce-{session}"
+        self.ref = order.ref
+        self.asked = order.asked
         self.toolhost: Toolhost | None = None
         self.found: facts.Found | None = None
         self.marked: facts.Marked | None = None
@@ -72,6 +71,7 @@ class Gateway(Process):
         world: World,
         name: str,
         provider: Provider,
+        *,
         put_fact: Callable[[Gateway, facts.Fact, Callable[[], None]], None],
         say: Callable[[str, Any], None],
         say_all: Callable[[Any], None],
@@ -305,9 +305,7 @@ class Gateway(Process):
             self._forget(current)
         self._minted += 1
         session = f"{self.session}.s{self._minted}"
-        attachment = Attachment(
-            order.sandbox, session, f"nonce-{session}", order.ref, order.asked, world.now_ms
-        )
+        attachment = Attachment(order, session=session, now_ms=world.now_ms)
 
         def opened(said: tuple[Instance, Toolhost] | str) -> None:
             if isinstance(said, str):
@@ -540,7 +538,7 @@ class Gateway(Process):
     def _stop_create(self, order: StopOrder, done: Callable[[], None]) -> None:
         """First no later create may make anything; then what is there is named, and stopped."""
 
-        def settled(said: Ref | None | str) -> None:
+        def settled(said: Ref | str | None) -> None:
             done()
             if isinstance(said, Ref):
                 self._put_assigned(order.sandbox, order.create_id, said)

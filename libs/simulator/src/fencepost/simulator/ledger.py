@@ -28,6 +28,17 @@ class Snapshot(NamedTuple):
     data: bytes
 
 
+class _Append(NamedTuple):
+    """An append under way, and who waits for its answer in which life."""
+
+    process: Process
+    life: int
+    shard: int
+    payload: bytes
+    expected: int
+    answer: Callable[[Any], None]
+
+
 class InputStream:
     """A durable stream of one shard's inputs. Sequences start at 1 and have no gaps."""
 
@@ -75,19 +86,11 @@ class SimulatedLog:
         if world.hit("append_lost"):
             return
         delay_ms = world.between(200, 2_500) if world.hit("append_slow") else world.between(0, 2)
-        world.after(
-            delay_ms, self._arrived, process, process.life, shard, payload, expected, answer
-        )
+        asked = _Append(process, process.life, shard, payload, expected, answer)
+        world.after(delay_ms, self._arrived, asked)
 
-    def _arrived(
-        self,
-        process: Process,
-        life: int,
-        shard: int,
-        payload: bytes,
-        expected: int,
-        answer: Callable[[Any], None],
-    ) -> None:
+    def _arrived(self, asked: _Append) -> None:
+        process, life, shard, payload, expected, answer = asked
         world = self.world
         if not self.is_reachable:
             return
@@ -119,9 +122,7 @@ class SimulatedLog:
         start = end
         while start > 0 and batches[start - 1].seq > after:
             start -= 1
-        world.answer(
-            world.between(0, 3), process, process.life, answer, (batches[start:end],)
-        )
+        world.answer(world.between(0, 3), process, process.life, answer, (batches[start:end],))
 
     def put_snapshot(self, shard: int, seq: int, digest: str, data: bytes) -> None:
         if self.world.hit("snapshot_torn"):

@@ -73,8 +73,6 @@ CHAOS_FAULTS: Final[dict[str, float]] = {
 }
 FAULTS: Final[tuple[str, ...]] = (*MESSAGE_FAULTS, *CHAOS_FAULTS)
 
-WORKLOAD_ONLY: Final = frozenset({"step_cancelled", "step_deadline_short", "sandbox_released"})
-
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
@@ -97,9 +95,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, float] = {}
 
 
-def draw(
-    seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None = None
-) -> Options:
+def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None = None) -> Options:
     """
     Draws the options of one run. `faults` restricts the draw to these classes, all of them on.
 
@@ -112,7 +108,7 @@ def draw(
         base = MESSAGE_FAULTS.get(name) or CHAOS_FAULTS[name]
         on = lots.random() < (0.12 if few else 0.5)
         rate = min(base * lots.choice((0.33, 1.0, 3.0)), 0.9)
-        if (on if faults is None else name in faults):
+        if on if faults is None else name in faults:
             rates[name] = round(rate, 4)
     return Options(
         shards=lots.choice((1, 2, 3)),

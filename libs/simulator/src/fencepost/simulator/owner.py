@@ -17,7 +17,6 @@ import msgspec
 from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch, Position, Sent
 from fencepost.core.errors import PoisonedError
 from fencepost.core.machine import Effect, Place
-from fencepost.core.sandbox.entries import TermOpened
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.simulator.ledger import SimulatedLog, Stored
 from fencepost.simulator.world import Process, World
@@ -95,7 +94,6 @@ class Hold:
         self._muted_ms = 0
         self._wake_at_ms = 0
         self._must_prove = False
-        self._folded_from = 0
 
     # --- taking over ----------------------------------------------------------------------
 
@@ -146,7 +144,6 @@ class Hold:
                 self.state = self.machine.decode_state(bytes(body.state))
                 self.head, self.term, self.now_ms = body.seq, body.term, body.now_ms
                 self.positions = dict(body.positions)
-                self._folded_from = body.seq
                 return
 
     def _replay(self, stored: Stored) -> None:
@@ -289,9 +286,7 @@ class Hold:
             if not self.ended and self._flight is flight and asked == self._asked:
                 self._find_out()
 
-        self.log.append(
-            self.planner, self.shard, flight.payload, self.expected(flight), answered
-        )
+        self.log.append(self.planner, self.shard, flight.payload, self.expected(flight), answered)
         self.planner.after(APPEND_WAIT_MS, missed)
 
     def _find_out(self) -> None:
@@ -424,6 +419,7 @@ class Planner(Process):
         world: World,
         name: str,
         log: SimulatedLog,
+        *,
         locks: Locks,
         machine: SandboxMachine,
         perform: Callable[[Effect], None],
@@ -502,7 +498,3 @@ class Planner(Process):
         hold = self.holds.get(shard)
         if hold is not None:
             hold.turn()
-
-
-def is_term_opened(entry: Any) -> bool:
-    return type(entry) is TermOpened

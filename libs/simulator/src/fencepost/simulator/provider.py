@@ -115,11 +115,11 @@ class Provider:
         return Created(instance.ref)
 
     def settle(
-        self, process: Process, create_id: str, answer: Callable[[Ref | None | str], None]
+        self, process: Process, create_id: str, answer: Callable[[Ref | str | None], None]
     ) -> None:
         """Promises that no later create under this id makes anything, and finds what it made."""
 
-        def work() -> Ref | None | str:
+        def work() -> Ref | str | None:
             self.settled[create_id] = None
             if self.world.hit("observe_unknown"):
                 return "unknown"
@@ -184,10 +184,10 @@ class Provider:
                 self.world,
                 f"th{self._toolhosts}@{instance.name}",
                 instance.disk,
-                instance.name,
-                self.outside,
-                self.observer,
-                send,
+                instance=instance.name,
+                outside=self.outside,
+                observer=self.observer,
+                send=send,
             )
             instance.toolhosts = [t for t in instance.toolhosts if t.alive]
             instance.toolhosts.append(toolhost)
@@ -209,7 +209,6 @@ class Provider:
             self.world.after(acting_ms, self._end_processes, instance, list(instance.toolhosts))
         else:
             self._end_processes(instance, list(instance.toolhosts))
-        self.observer.vanished(instance)
 
     def _end_processes(self, instance: Instance, toolhosts: list[Toolhost]) -> None:
         cuts, instance.cuts = instance.cuts, []
@@ -227,7 +226,6 @@ class Provider:
         instance.toolhosts = []
         instance.boot += 1
         self.world.tell("restarts", instance.name)
-        self.observer.rebooted(instance)
 
     def snapshot(self, instance: Instance) -> None:
         disk = instance.disk

@@ -52,7 +52,7 @@ class Simulation:
         self.options = options
         self.world = World(seed, options, tracing=tracing)
         self.machine = SandboxMachine(lease_ms=LEASE_MS, gateway_silent_ms=GATEWAY_SILENT_MS)
-        self.outside = Outside(options)
+        self.outside = Outside()
         self.auditor = Auditor(self.world, self.outside)
         self.provider = Provider(self.world, self.outside, self.auditor)
         self.auditor.provider = self.provider
@@ -61,13 +61,24 @@ class Simulation:
         locks = Locks()
         self.planners = [
             Planner(
-                self.world, f"p{n}", self.log, locks, self.machine, self._perform, self.auditor
+                self.world,
+                f"p{n}",
+                self.log,
+                locks=locks,
+                machine=self.machine,
+                perform=self._perform,
+                observer=self.auditor,
             )
             for n in range(options.planners)
         ]
         self.gateways = [
             Gateway(
-                self.world, f"gw{n}", self.provider, self._put_fact, self._say, self._say_all
+                self.world,
+                f"gw{n}",
+                self.provider,
+                put_fact=self._put_fact,
+                say=self._say,
+                say_all=self._say_all,
             )
             for n in range(options.gateways)
         ]

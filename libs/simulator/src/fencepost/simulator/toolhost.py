@@ -72,6 +72,7 @@ class Toolhost(Process):
         world: World,
         name: str,
         disk: Disk,
+        *,
         instance: str,
         outside: Outside,
         observer: Any,
@@ -327,7 +328,12 @@ class Toolhost(Process):
                 return
             if target.undone:
                 self._done(
-                    call, self._record_of(call), marker, self._read_marker(), "applied", outcome="ok"
+                    call,
+                    self._record_of(call),
+                    marker,
+                    self._read_marker(),
+                    "applied",
+                    outcome="ok",
                 )
                 return
             if target.receipt is not None and target.receipt.outcome != "ok":

@@ -52,7 +52,9 @@ class Workload:
         self._step(self.sandboxes[world.between(0, len(self.sandboxes) - 1)])
         # Bursts, so that steps queue behind each other; and gaps, so that owners are idle.
         gap = world.rng.random()
-        world.after(0 if gap < 0.4 else world.between(1, 1_000 if gap < 0.95 else 6_000), self._next)
+        world.after(
+            0 if gap < 0.4 else world.between(1, 1_000 if gap < 0.95 else 6_000), self._next
+        )
 
     def _step(self, sandbox: str) -> None:
         world = self.world
@@ -106,7 +108,9 @@ class Workload:
         if lot == 2:
             return _encode({**body, "tool": "no_such_tool"})
         if lot == 3:
-            return _encode({**body, "args": {"path": "../out", "content": ""}, "tool": "write_file"})
+            return _encode(
+                {**body, "args": {"path": "../out", "content": ""}, "tool": "write_file"}
+            )
         return _encode({key: value for key, value in body.items() if key != "args"})
 
     def release(self, sandbox: str, *, after_ms: int = 0) -> None:

@@ -18,7 +18,7 @@ from fencepost.simulator.options import Options
 
 START_MS: Final = 1_700_000_000_000
 
-Call: TypeAlias = Callable[..., None]
+Call: TypeAlias = Callable[..., object]
 
 
 class Process:
@@ -97,9 +97,7 @@ class World:
     def schedule(self, ms: int, process: Process | None, call: Call, args: tuple[Any, ...]) -> None:
         self._sequence += 1
         life = process.life if process is not None else 0
-        heapq.heappush(
-            self._heap, (self.now_ms + ms, self._sequence, process, life, call, args)
-        )
+        heapq.heappush(self._heap, (self.now_ms + ms, self._sequence, process, life, call, args))
 
     def after(self, ms: int, call: Call, *args: Any) -> None:
         self.schedule(ms, None, call, args)
@@ -152,6 +150,4 @@ class World:
 
     def violate(self, invariant: str, detail: str) -> None:
         self.tell("VIOLATED", invariant, detail)
-        self.violations.append(
-            Violation(invariant, detail, self.events, self.now_ms - START_MS)
-        )
+        self.violations.append(Violation(invariant, detail, self.events, self.now_ms - START_MS))
