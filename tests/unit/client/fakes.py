@@ -55,6 +55,10 @@ class FakeLink:
             asyncio.get_running_loop().call_soon(answer, Message(subject, body))
         return True
 
+    def answer(self, reply: str, body: Any) -> None:
+        """Answers late, at the reply subject of the nth `expect`, counted from 1."""
+        self._answers.pop(reply)(Message(reply, body))
+
     async def call(self, subject: str, data: bytes, *, timeout_s: float) -> Message:
         self.published.append((subject, data))
         body = self.respond(subject, data)

@@ -164,3 +164,52 @@ async def test_a_command_is_published_until_answered_and_says_whether_it_was_the
     assert await publish_durably(link, "fp.v1.cmd.create.a.b", b"{}", seconds=5) is False  # type: ignore[arg-type]
     assert not answers
     assert await publish_durably(FakeLink(), "fp.v1.cmd.create.a.b", b"{}") is True  # type: ignore[arg-type]
+
+
+async def _two_on_their_way(rig: Rig) -> None:
+    rig.link.respond = lambda _subject, _data: None
+    for number in range(2):
+        rig.outbox.put(waiting(f"ahead{number}"))
+        await turns()
+    assert len(rig.link.published) == 2
+
+
+async def test_while_some_are_on_their_way_the_others_gather_until_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "_PATIENCE_S", 60.0)
+    rig = Rig()
+    await _two_on_their_way(rig)
+    for number in range(3):
+        rig.outbox.put(waiting(f"s{number}"))
+        await turns()
+    assert len(rig.link.published) == 2
+    rig.link.answer("1", {"seq": 1})
+    await turns()
+    (*_, (subject, body)) = rig.link.published
+    assert len(rig.link.published) == 3
+    assert subject.startswith("fp.v1.cmd.batch.box.")
+    assert steps_of(body) == ["s0", "s1", "s2"]
+    rig.outbox.close()
+
+
+async def test_a_full_message_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_PATIENCE_S", 60.0)
+    rig = Rig()
+    await _two_on_their_way(rig)
+    for number in range(outbox.PACK_STEPS_MAX + 1):
+        rig.outbox.put(waiting(f"s{number}"))
+    await turns()
+    assert [len(steps_of(body)) for _, body in rig.link.published[2:]] == [outbox.PACK_STEPS_MAX]
+    rig.outbox.close()
+
+
+async def test_messages_without_an_answer_hold_the_others_up_for_a_moment_only() -> None:
+    rig = Rig()
+    await _two_on_their_way(rig)
+    rig.outbox.put(waiting("s1"))
+    async with asyncio.timeout(5):
+        while len(rig.link.published) < 3:
+            await asyncio.sleep(0.005)
+    assert rig.link.published[2][0] == "fp.v1.cmd.step.box.s1"
+    rig.outbox.close()

@@ -2,7 +2,9 @@
 Sending commands durably, as few synced messages as possible.
 
 Rule 1: every step of one loop turn that goes to one shard travels in one message; a lone step in
-        one of its own, on the subject that names it.
+        one of its own, on the subject that names it. While some messages are on their way, what is
+        less than a full one waits for the first answer and gathers more: the server syncs one after
+        the other anyway.
 Rule 2: a message is sent again, on the same subject, until the server answered: its subject is its
         identity, so a repeat is refused (10077) and stored once.
 Rule 3: this module does not know outcomes; it reports what was not accepted, and why.
@@ -30,6 +32,9 @@ _PAUSE_S: Final = 0.1
 _SEND_S_MAX: Final = 30.0
 _ALREADY_THERE: Final = 10077
 _ENVELOPE_BYTES: Final = 64
+_AHEAD_MAX: Final = 2
+_PATIENCE_S: Final = 0.05
+"""A message that is on its way for longer holds nothing up any more."""
 
 
 class _Ack(msgspec.Struct, frozen=True):
@@ -116,13 +121,17 @@ class _Flight:
             )
             return
         self._reply = self._outbox.link.expect(self._answered)
-        self._timer = loop.call_later(_ACK_S, self._late)
+        self._timer = loop.call_later(_PATIENCE_S, self._slow)
         self._outbox.link.publish(self._subject, self._payload, self._reply)
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._outbox.link.forget(self._reply)
+
+    def _slow(self) -> None:
+        self._timer = self._outbox.loop.call_later(_ACK_S - _PATIENCE_S, self._late)
+        self._outbox.landed(self)
 
     def _late(self) -> None:
         self._outbox.link.forget(self._reply)
@@ -131,6 +140,7 @@ class _Flight:
     def _answered(self, message: Msg | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._outbox.landed(self)
         was_there, problem = _judge(message)
         if isinstance(problem, RetryLaterError):
             self._problem = problem
@@ -170,11 +180,12 @@ class Outbox:
         self.failed = failed
         self.flights: set[_Flight] = set()
         self._gathered: dict[int, list[Waiting]] = {}
+        self._ahead: set[_Flight] = set()
+        self._is_due = False
 
     def put(self, item: Waiting) -> None:
-        """Sends at the end of this loop turn, with whatever else goes to that shard."""
-        if not self._gathered:
-            self.loop.call_soon(self._send_gathered)
+        """Sends at the end of this loop turn or soon after, with what else goes to that shard."""
+        self._send_soon()
         found = self._gathered.get(item.shard)
         if found is None:
             self._gathered[item.shard] = [item]
@@ -188,14 +199,31 @@ class Outbox:
     def close(self) -> None:
         """Ends what is still being sent; those steps may be stored or not."""
         self._gathered.clear()
+        self._ahead.clear()
         for flight in [*self.flights]:
             flight.cancel()
         self.flights.clear()
 
+    def landed(self, flight: _Flight) -> None:
+        """A message holds nothing up any more: it was answered, or its answer takes too long."""
+        if flight in self._ahead:
+            self._ahead.discard(flight)
+            if self._gathered:
+                self._send_soon()
+
+    def _send_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.loop.call_soon(self._send_gathered)
+
     def _send_gathered(self) -> None:
+        self._is_due = False
         gathered, self._gathered = self._gathered, {}
-        for items in gathered.values():
-            for pack in [items] if len(items) == 1 else packs(items):
+        for shard, items in gathered.items():
+            cut = [items] if len(items) == 1 else packs(items)
+            if len(self._ahead) >= _AHEAD_MAX:
+                self._gathered[shard] = cut.pop()
+            for pack in cut:
                 if len(pack) > 1:
                     self._send_pack(pack)
                 else:
@@ -211,6 +239,7 @@ class Outbox:
     def _start(self, subject: str, payload: bytes, items: list[Waiting], *, lone: bool) -> None:
         flight = _Flight(self, subject, payload, items, lone=lone)
         self.flights.add(flight)
+        self._ahead.add(flight)
         flight.send()
 
 
