@@ -64,14 +64,19 @@ class Running:
         measured = await rig.measure(
             step, in_flight=in_flight, seconds=seconds, processes=self.processes
         )
-        synced = await self.synced_messages() - before
-        measured["synced_per_step"] = round(synced / measured["steps"], 2)
+        after = await self.synced_messages()
+        for name, count in after.items():
+            share = (count - before[name]) / measured["steps"]
+            measured[f"synced_{name.removeprefix('FP_').lower()}"] = round(share, 3)
+        measured["synced_per_step"] = round(
+            sum(value for name, value in measured.items() if name.startswith("synced_")), 2
+        )
         return measured
 
-    async def synced_messages(self) -> int:
+    async def synced_messages(self) -> dict[str, int]:
         """How many messages the server has stored in files, and so synced before their ack."""
-        infos = [await stream_info(self.client.link, name) for name in FILE_STREAMS]
-        return sum(info.state.last_seq for info in infos)
+        infos = {name: await stream_info(self.client.link, name) for name in FILE_STREAMS}
+        return {name: info.state.last_seq for name, info in infos.items()}
 
     def processes(self) -> list[tuple[str, int]]:
         """Every process of the stack, with its role."""
@@ -90,6 +95,7 @@ async def running(
     planners: int = 1,
     gateways: int = 1,
     sandboxes: int = SANDBOXES,
+    shards: int = streams.SHARDS_EMBEDDED,
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """Starts a stack of its own in a new folder, with live sandboxes."""
@@ -102,6 +108,7 @@ async def running(
             gateways=gateways,
             others=False,
             postgres=False,
+            shards=shards,
             environment={"FENCEPOST_LOG_LEVEL": "warning", **(environment or {})},
         )
         try:
@@ -129,11 +136,14 @@ async def main() -> None:
     options.add_argument("--seconds", type=float, default=5.0)
     options.add_argument("--planners", type=int, default=1)
     options.add_argument("--gateways", type=int, default=1)
+    options.add_argument("--shards", type=int, default=streams.SHARDS_EMBEDDED)
     options.add_argument("--json", action="store_true")
     options.add_argument("--wait", action="store_true", help="tell the processes, to profile them")
     chosen = options.parse_args()
     began = time.perf_counter()
-    async with running(planners=chosen.planners, gateways=chosen.gateways) as stack:
+    async with running(
+        planners=chosen.planners, gateways=chosen.gateways, shards=chosen.shards
+    ) as stack:
         print(f"up after {time.perf_counter() - began:.1f} s", file=sys.stderr)
         if chosen.wait:
             print(json.dumps(stack.processes()), file=sys.stderr, flush=True)

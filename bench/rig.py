@@ -167,4 +167,6 @@ def processor(row: Measurement) -> str:
         for name, value in row.items()
         if name.startswith(PROCESSOR)
     }
-    return f"{sum(parts.values())}: " + ", ".join(f"{role} {parts[role]}" for role in parts)
+    text = f"{sum(parts.values())}: " + ", ".join(f"{role} {parts[role]}" for role in parts)
+    synced = {name: value for name, value in row.items() if name.startswith("synced_")}
+    return text + "".join(f"; {name} {synced[name]}" for name in synced if synced[name])
