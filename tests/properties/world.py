@@ -130,7 +130,6 @@ class World:
                 journal_seq=disk.seq,
                 nonce_fresh=self.mint("N"),
                 asked=order.asked,
-                asked=order.asked,
             )
         ]
 
