@@ -1,0 +1,282 @@
+"""
+Breaks one line of the core at a time, in a copy, and runs its tests: each must turn red.
+
+`mutants.py [word …]` takes only those whose file or line has the word. Prints each survivor, then
+`N killed, M survived`; fails when one survived. A line that is not there any more is an error too.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "libs" / "core" / "src"
+PACKAGE = Path("fencepost/core/sandbox")
+TESTS = (
+    "tests/unit/core/test_join.py",
+    "tests/unit/core/test_outcomes.py",
+    "tests/unit/core/test_admission.py",
+    "tests/unit/core/test_life.py",
+    "tests/unit/core/test_machine.py",
+    "tests/unit/core/test_transitions.py",
+    "tests/scenarios/test_fencing.py",
+    "tests/scenarios/test_holding.py",
+)
+AT_ONCE = 2
+
+MUTANTS: tuple[tuple[str, str, str], ...] = (
+    # --- the join
+    ("join.py", "if receipt.attempt != attempt:", "if False:"),
+    (
+        "join.py",
+        "    if receipt.direction != direction:\n        return",
+        "    if False:\n        return",
+    ),
+    ("join.py", "type(receipt.epoch) is not int or", "False or"),
+    ("join.py", "or type(receipt.after.epoch) is not int", "or False"),
+    ("join.py", "if receipt.epoch != sandbox.epoch:", "if False:"),
+    ("join.py", "if receipt.epoch != sandbox.epoch:", "if receipt.epoch < sandbox.epoch:"),
+    ("join.py", "if not sandbox.open:", "if False:"),
+    ("join.py", 'if sandbox.session == "":', "if False:"),
+    ("join.py", "if step.epoch != sandbox.epoch or step.session != sandbox.session:", "if False:"),
+    ("join.py", "step.epoch != sandbox.epoch or step.session", "step.session"),
+    ("join.py", "if receipt.session != sandbox.session:", "if False:"),
+    ("join.py", "if receipt.nonce != sandbox.nonce:", "if False:"),
+    ("join.py", "if receipt.instance != sandbox.instance:", "if False:"),
+    ("join.py", "after.epoch != receipt.epoch\n        or", "False\n        or"),
+    ("join.py", "or after.session != receipt.session", "or False"),
+    ("join.py", "or after.nonce != receipt.nonce", "or False"),
+    ("join.py", "or after.instance != receipt.instance", "or False"),
+    ("join.py", "if gateway != sandbox.gateway:", "if False:"),
+    ("join.py", "if receipt.no != no:", "if receipt.no < no:"),
+    ("join.py", "if receipt.no != no:", "if receipt.no > no:"),
+    ("join.py", "if receipt.tool != tool:", "if False:"),
+    ("join.py", "if receipt.digest != digest:", "if False:"),
+    ("join.py", '("applied", "attested") and receipt.outcome', '("applied",) and receipt.outcome'),
+    ("join.py", "if size > limits.RECEIPT_BYTES_MAX:", "if False:"),
+    ("join.py", "and _is_deep(result)", "and False"),
+    ("join.py", "quoted = escaped or byte != _QUOTE", "quoted = byte != _QUOTE"),
+    ("join.py", "len(ordinal) < 10", "True"),
+    # --- outcomes
+    ("outcomes.py", "if got is None or not value.mac_ok:", "if got is None:"),
+    ("outcomes.py", "if got.sandbox != sandbox.id:", "if False:"),
+    (
+        "outcomes.py",
+        "if step is not None and step.refusals >= limits.REFUSALS_RECORDED_PER_ATTEMPT_MAX:",
+        "if False:",
+    ),
+    ("outcomes.py", 'ended_by_apply == (got.direction == "apply")', "True"),
+    (
+        "outcomes.py",
+        "finished is None or finished.refusals >= limits.REFUSALS_RECORDED_PER_ATTEMPT_MAX",
+        "finished is None",
+    ),
+    ("outcomes.py", 'case "refused" if got.reason == "too_old":', 'case "refused" if False:'),
+    ("outcomes.py", 'undone = got.reason == "rolled_back"', "undone = False"),
+    ("outcomes.py", "of = got.of if got.of.startswith", "of = step.attempt if got.of.startswith"),
+    ("outcomes.py", 'got.of.startswith(f"{got.step}.")', "got.of"),
+    (
+        "outcomes.py",
+        'case "applied" | "attested" if got.outcome == "ok":',
+        'case "applied" | "attested":',
+    ),
+    ("outcomes.py", 'case "refused" if got.reason == "overwritten":', 'case "refused" if False:'),
+    ("outcomes.py", "if step.undo_tries >= limits.UNDO_TRIES_MAX:", "if False:"),
+    ("outcomes.py", "journal_seq=got.journal_seq,", "journal_seq=0,"),
+    (
+        "outcomes.py",
+        "for queue in (sandbox.requeued, sandbox.parked):",
+        "for queue in (sandbox.parked, sandbox.requeued):",
+    ),
+    ("outcomes.py", "if len(woken) >= room:", "if len(woken) > room:"),
+    ("outcomes.py", "- len(sandbox.fenced) + freed", "- len(sandbox.fenced)"),
+    ("outcomes.py", "no=next_no + len(woken),", "no=next_no,"),
+    (
+        "outcomes.py",
+        "            not final\n            and not step.ended",
+        "            not step.ended",
+    ),
+    ("outcomes.py", "            and not step.ended\n", ""),
+    (
+        "outcomes.py",
+        '            and step.phase == "apply"\n            and step.spec',
+        "            and step.spec",
+    ),
+    ("outcomes.py", '            and step.spec.on_moved_epoch == "retry"\n', ""),
+    ("outcomes.py", "            and step.tries < step.spec.attempts_max\n", ""),
+    ("outcomes.py", "step.tries < step.spec.attempts_max", "step.tries <= step.spec.attempts_max"),
+    ("outcomes.py", 'if step.spec.effect == "external":', "if False:"),
+    (
+        "outcomes.py",
+        "reason=step.reason if step.ended and step.reason else reason,",
+        "reason=reason,",
+    ),
+    ("outcomes.py", "            step.ended\n            or now_ms", "            now_ms"),
+    ("outcomes.py", "or now_ms >= step.spec.deadline_at_ms\n            or", "or"),
+    ("outcomes.py", 'moved == "epoch_moved" and step.spec', "step.spec"),
+    ("outcomes.py", "no += 1", "no += 0"),
+    ("outcomes.py", "            counted=False,\n        ),\n    ]", "        ),\n    ]"),
+    ("outcomes.py", "    if step.ended:\n        return []\n", ""),
+    (
+        "outcomes.py",
+        '        step.phase == "apply"\n        and sandbox.live',
+        "        sandbox.live",
+    ),
+    ("outcomes.py", "        and sandbox.live\n", ""),
+    ("outcomes.py", 'step is None or step.phase != "indeterminate"', "step is None"),
+    # --- admission
+    ("admission.py", "if known == value.digest:", "if True:"),
+    (
+        "admission.py",
+        "minted_ms <= sandbox.finished_floor_ms",
+        "minted_ms < sandbox.finished_floor_ms",
+    ),
+    ("admission.py", "if sandbox.releasing or sandbox.gone:", "if sandbox.gone:"),
+    ("admission.py", "not sandbox.capabilities.generation", "False"),
+    ("admission.py", "len(sandbox.parked) >= limits.PARKED", "len(sandbox.parked) > limits.PARKED"),
+    ("admission.py", "state.open_steps >= limits.OPEN", "state.open_steps > limits.OPEN"),
+    ("admission.py", "if len(bytes(command.args)) > limits.INLINE_BYTES_MAX:", "if False:"),
+    (
+        "admission.py",
+        "not 1 <= attempts <= limits.ATTEMPTS_MAX",
+        "not 0 <= attempts <= limits.ATTEMPTS_MAX",
+    ),
+    (
+        "admission.py",
+        "limits.DEADLINE_MS_MIN <= deadline <= limits.DEADLINE_MS_MAX",
+        "deadline <= limits.DEADLINE_MS_MAX",
+    ),
+    ("admission.py", 'if command.commit_after != "receipt":', "if False:"),
+    ("admission.py", "if not sandbox.live:", "if False:"),
+    ("admission.py", "if sandbox.parked or sandbox.requeued:", "if sandbox.requeued:"),
+    ("admission.py", "len(sandbox.fenced) >= limits.OPEN", "len(sandbox.fenced) > limits.OPEN"),
+    # --- life
+    ("life.py", "if created is None or created.gateway != value.gateway:", "if created is None:"),
+    (
+        "life.py",
+        "if sandbox.releasing or sandbox.condemned or sandbox.ref is None:",
+        "if sandbox.ref is None:",
+    ),
+    ("life.py", "value.asked is not None and value.asked != sandbox.asked", "False"),
+    ("life.py", "if named != (ref.authority, ref.provider, ref.native_id):", "if False:"),
+    (
+        "life.py",
+        "if value.session in (sandbox.session, marking.session if marking else None):",
+        "if False:",
+    ),
+    ("life.py", "        and marking.gateway != value.gateway\n", ""),
+    ("life.py", "and hints.is_alive(marking.gateway, now_ms)", "and True"),
+    ("life.py", 'and sandbox.nonce_on_disk == ""', "and True"),
+    ("life.py", "if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):", "if False:"),
+    (
+        "life.py",
+        "if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):",
+        "if marker.nonce != sandbox.nonce:",
+    ),
+    ("life.py", "if value.journal_seq < sandbox.journal_seq:", "if False:"),
+    ("life.py", "    if not instance_same:\n", "    if False:\n"),
+    ("life.py", "    if not sandbox.open:\n        return", "    if False:\n        return"),
+    ("life.py", "or value.session != marking.session", "or False"),
+    ("life.py", "or value.gateway != marking.gateway", "or False"),
+    ("life.py", "or value.epoch != marking.epoch", "or False"),
+    ("life.py", "or value.nonce != marking.nonce", "or False"),
+    ("life.py", "or value.instance != marking.ref.instance", "or False"),
+    ("life.py", "max(sandbox.journal_seq, marking.journal_seq)", "sandbox.journal_seq"),
+    ("life.py", "value.condemned and value.ref == sandbox.ref", "value.condemned"),
+    ("life.py", "    if ref != sandbox.ref:\n", "    if False:\n"),
+    ("life.py", 'disk == "restored" or evidence == "other_instance"', 'disk == "restored"'),
+    (
+        "life.py",
+        "if sandbox.open and sandbox.session and hints.lease_expired(sandbox, now_ms):",
+        "if False:",
+    ),
+    ("life.py", "hints.lease_ms * _MARKING_LEASES", "hints.lease_ms * 100"),
+    ("life.py", "and not capabilities.generation:", "and False:"),
+    (
+        "hints.py",
+        "now_ms - lease.seen_ms > self.lease_ms",
+        "now_ms - lease.seen_ms > 2 * self.lease_ms",
+    ),
+    ("hints.py", "if (beat.session, beat.gateway, beat.epoch) != (", "if () == ("),
+    # --- evolve
+    (
+        "evolve.py",
+        'if entry.direction == "undo" and entry.counted:',
+        'if entry.direction == "undo":',
+    ),
+    (
+        "evolve.py",
+        "        if entry.counted:\n            step.tries += 1",
+        "        step.tries += 1",
+    ),
+    (
+        "evolve.py",
+        "    sandbox.session = entry.session\n    sandbox.gateway",
+        "    sandbox.gateway",
+    ),
+    ("evolve.py", 'if step.spec.effect == "workspace":', "if True:"),
+    (
+        "evolve.py",
+        "sandbox.journal_seq = max(sandbox.journal_seq, entry.receipt.journal_seq)",
+        "pass",
+    ),
+    ("evolve.py", "sandbox.journal_seq = max(sandbox.journal_seq, entry.journal_seq)", "pass"),
+    ("evolve.py", "    sandbox.journal_seq = entry.journal_seq\n", ""),
+    ("evolve.py", "    sandbox.nonce_on_disk = sandbox.nonce\n", ""),
+    ("evolve.py", '    step.phase = "parked"\n', '    step.phase = "parked"\n    step.tries = 0\n'),
+    ("evolve.py", "    step.no = entry.no\n", ""),
+    ("evolve.py", "state.open_steps -= 1", "pass"),
+    ("evolve.py", "len(sandbox.finished) > limits.FINISHED_WINDOW", "False"),
+    (
+        "evolve.py",
+        "if sandbox.releasing and sandbox.ref is None and not sandbox.creates:",
+        "if sandbox.releasing:",
+    ),
+    # --- effects
+    ("effects.py", "or step.session != sandbox.session", "or False"),
+    ("effects.py", "attempt = ids.undo_id(attempt, step.no)", "pass"),
+    ("effects.py", "if sandbox.releasing or sandbox.condemned:", "if sandbox.releasing:"),
+)
+
+
+def killed(number: int) -> bool:
+    """Runs the tests on one mutant; True when they noticed."""
+    file, old, new = MUTANTS[number]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy)
+        path = copy / PACKAGE / file
+        text = path.read_text()
+        if old not in text:
+            sys.exit(f"{file} has no such line any more: {old!r}")
+        path.write_text(text.replace(old, new, 1))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            check=False,
+        )
+    if done.returncode not in (0, 1):
+        sys.exit(f"{file}: {old!r}: the tests did not run:\n{done.stdout.decode()}")
+    return done.returncode == 1
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    chosen = [n for n, m in enumerate(MUTANTS) if not words or any(w in m[0] + m[1] for w in words)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = list(pool.map(killed, chosen))
+    survivors = [MUTANTS[n] for n, dead in zip(chosen, results, strict=True) if not dead]
+    for file, old, new in survivors:
+        print(f"survived: {file}: {old!r} -> {new!r}")
+    print(f"{len(chosen) - len(survivors)} killed, {len(survivors)} survived")
+    sys.exit(1 if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()
