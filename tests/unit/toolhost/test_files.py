@@ -385,7 +385,11 @@ def test_an_undo_finds_the_first_apply_through_its_attestation(host: Toolhost, d
     host.mark(epoch=8, session="B", nonce="N8")
     new = {"epoch": 8, "session": "B"}
     assert host.write("s1.2", "a", "x", **new)["verdict"] == "attested"
-    undone = host.undo("s1.u", of="s1.2", **new)
+    # The planner gives an undo the step's own digest.
+    fence = disk.fence("s1.u", direction="undo", **new)
+    args = json.dumps({"path": "a", "content": "x"}).encode()
+    host.send_call("undo", fence, of="s1.2", digest=digest(args))
+    undone = host.receipt(fence)
     assert (undone["verdict"], undone["of"]) == ("applied", "s1.2")
     assert tree(disk) == {}
     assert host.undo("s1.v", of="s1.1", **new)["result"] == {"already_undone": True}

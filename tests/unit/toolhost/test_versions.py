@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from fencepost.toolhost import compiled_path, source, source_path
+
 from tests.unit.toolhost.driver import Disk, Toolhost
 from tests.unit.toolhost.test_files import tree
 
