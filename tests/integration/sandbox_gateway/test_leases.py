@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from fencepost.client.embedded import NatsServer
 from fencepost.contracts import subjects
 from fencepost.core import facts as f
 from fencepost.core.errors import UnknownError
-from fencepost.core.sandbox.orders import CreateOrder
+from fencepost.core.sandbox.orders import AttachOrder, CreateOrder, StopOrder
 from fencepost.providers import processes
 from fencepost.runtime import streams
 from fencepost.sandbox_gateway import outbox
@@ -43,16 +44,25 @@ async def test_s192_past_its_lease_queued_calls_are_dropped_and_toolhosts_end(
     await wait_for(lambda: processes.find(processes.INSTANCE, live.ref.instance) == {})
 
 
-async def test_s224_past_its_lease_a_queued_create_never_reaches_the_provider(
+async def test_s224_past_its_lease_nothing_queued_reaches_the_provider(
     start_gateway: StartGateway, control: Control, root
 ) -> None:
     gateway = await start_gateway()
-    await control.create(gateway.id, "before")
+    ref = await control.create(gateway.id, "before")
     gateway.clock.ahead_ms += 6_000
-    control.order(gateway.id, CreateOrder(sandbox="after", create_id="after", spec=SPEC, labels={}))
+    control.order(
+        gateway.id,
+        CreateOrder(sandbox="after", create_id="after", spec=SPEC, labels={}),
+        AttachOrder(sandbox="before", ref=ref, spec=SPEC),
+        StopOrder(sandbox="before", create_id="before", ref=ref),
+    )
     assert await asyncio.wait_for(gateway.task, 30) == "lease_over"
-    assert control.of(f.Assigned, sandbox="after") == []
-    assert len([entry for entry in root.iterdir() if not entry.name.startswith(".")]) == 1
+    assert [type(fact) for fact in control.facts] == [f.Assigned]
+    assert os.listdir(root / ref.native_id / "state") == []
+    assert [entry.name for entry in root.iterdir() if not entry.name.startswith(".")] == [
+        ref.native_id
+    ]
+    assert gateway.metric("orders_refused_total", reason="lease_over") == 1
 
 
 async def test_s224_the_lease_is_looked_at_again_when_the_create_runs(

@@ -399,6 +399,7 @@ async def test_s182_a_disk_removed_behind_our_back_is_noticed(
     shutil.rmtree(root / live.ref.native_id)
     lost = await control.fact(f.Lost)
     assert (lost.session, lost.observed) == (live.session, "gone")
+    assert lost.reason == "not_there"  # by a missed heartbeat, not by a lease that ran out
 
 
 async def test_s181_a_killed_toolhost_is_a_loss_and_no_result(

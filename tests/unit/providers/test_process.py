@@ -1,10 +1,10 @@
 """The `process` provider: the provider contract, its disk layout, and its walls."""
 
-import asyncio
 import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -153,6 +153,18 @@ async def test_a_root_that_went_away_proves_no_absence(root: Path) -> None:
     assert isinstance(await provider.create("acq-2", SPEC, LABELS), CreateAmbiguous)
 
 
+async def test_another_root_in_the_same_place_proves_no_absence(root: Path) -> None:
+    provider = ProcessProvider(root)
+    ref = await made(provider)
+    root.rename(root.with_name("elsewhere"))
+    await made(ProcessProvider(root))
+    assert (await provider.observe(ref)).state == "unknown"
+    assert not (await provider.list()).complete
+    shutil.rmtree(root)
+    root.with_name("elsewhere").rename(root)
+    assert (await provider.observe(ref)).state == "present"
+
+
 async def test_a_root_made_anew_is_another_authority(root: Path) -> None:
     ref = await made(ProcessProvider(root))
     shutil.rmtree(root)
@@ -182,6 +194,18 @@ async def test_after_a_reboot_the_former_sandboxes_are_gone(
     fresh = await after.create("acq-1", SPEC, LABELS)
     assert isinstance(fresh, Created)
     assert fresh.ref.instance != ref.instance
+
+
+async def test_a_former_boots_folder_that_stays_is_no_sandbox(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await made(ProcessProvider(root))
+    monkeypatch.setattr("fencepost.providers.process._boot_id", lambda: "another boot")
+    monkeypatch.setattr(ProcessProvider, "_retire_former_boots", lambda _self: None)
+    after = ProcessProvider(root)
+    assert (root / ref.native_id).exists()
+    assert (await after.observe(ref)).state == "gone"
+    assert (await after.list()).items == ()
 
 
 async def test_s182_a_folder_removed_behind_our_back_is_gone(root: Path) -> None:
@@ -257,17 +281,17 @@ async def test_a_stop_ends_a_running_command_and_what_it_left_behind(
 ) -> None:
     talk = await opened(provider)
     ref = await made(provider)
-    asyncio.get_running_loop().call_soon(
-        talk.channel.write,
-        _apply_frame({"shell": "sleep 300 & setsid sleep 301 & sleep 302"}),
-    )
+    # In the background, in a session of its own, and without the environment that marks it.
+    line = "sleep 300 & setsid sleep 301 & env -i /bin/sleep 302 & sleep 303"
+    talk.channel.write(_apply_frame({"shell": line}))
 
     async def running() -> bool:
-        return len(_sleeping(ref.instance)) >= 3
+        return len(_sleeping(ref.instance)) >= 4
 
     assert await wait_for(running), processes.find(processes.INSTANCE, ref.instance)
+    pids = processes.find(processes.INSTANCE, ref.instance)
     await provider.stop(ref, ref.instance)
-    assert processes.find(processes.INSTANCE, ref.instance) == {}
+    assert [pid for pid, start in pids.items() if processes.started_at(pid) == start] == []
     assert (await provider.observe(ref)).state == "gone"
     await talk.channel.end()
 
@@ -379,6 +403,7 @@ def test_a_process_id_that_was_given_to_another_one_is_left_alone() -> None:
         start = processes.started_at(pid)
         assert start is not None
         processes._kill(pid, start - 1)
+        time.sleep(0.2)  # a signal that was sent would have arrived
         assert os.waitpid(pid, os.WNOHANG) == (0, 0)
         processes._kill(pid, start)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL

@@ -63,11 +63,10 @@ class Attachment:
         self.spec = spec
         self.shard = shard
         self.key = key
-        self.readonly_commands = False
         self.found: Found | None = None
         self.marked: Marked | None = None
         self.marked_at_ms = 0
-        self.heard_at_ms = now_ms()
+        self.heard_at_ms = self.beat_at_ms = now_ms()
         self.beat: Head | None = None
         self.ended = False
         self._sent_at_ms: dict[str, int] = {}
@@ -119,6 +118,7 @@ class Attachment:
                 answer(head, body)
 
     def _take_heartbeat(self, head: Head) -> None:
+        self.beat_at_ms = self.heard_at_ms
         marked = self.marked
         if marked is None:
             return
@@ -186,7 +186,6 @@ class Attachment:
         head = await self._converse(frames.hello, timeout_s)
         if head.k != "hello":
             raise ChannelEndedError(f"toolhost_refused: {head.reason} {head.detail}")
-        self.readonly_commands = head.readonly_commands
         marker = head.marker
         self.found = Found(
             sandbox=self.sandbox,

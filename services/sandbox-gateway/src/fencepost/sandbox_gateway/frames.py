@@ -43,7 +43,6 @@ class Head(msgspec.Struct, kw_only=True, gc=False):
     instance: str | None = None
     journal_seq: int = 0
     marker: DiskMarker | None = None
-    readonly_commands: bool = False
     ok: bool = False
     reason: str = ""
     detail: str = ""

@@ -21,7 +21,6 @@ from fencepost.sandbox_gateway.attachment import Attachment
 from fencepost.sandbox_gateway.frames import Head
 
 TIMEOUT_MS_MAX: Final = 600_000
-COMMANDS: Final = frozenset({"run_command", "run_migration"})
 
 _REQUEST: Final = msgspec.json.Decoder(ReadRequest)
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
@@ -58,11 +57,6 @@ class Reads:
             self._reply(
                 msg.reply, ReadReply(status="refused", reason="not_json", detail=str(error))
             )
-            return
-        if request.tool in COMMANDS and not attachment.readonly_commands:
-            # Without a view that cannot be written to, a command is a write: it must be fenced.
-            reply = ReadReply(status="refused", reason="needs_fence", field="tool")
-            self._reply(msg.reply, reply)
             return
         self._ask(attachment, request, msg.reply)
 
@@ -134,6 +128,7 @@ def _judge_failure(result: msgspec.Raw, body: bytes, marker: Marker) -> ReadRepl
     except msgspec.DecodeError:
         said = _Failure()
     if said.reason in _NOT_RUN:
+        # Without a view that cannot be written to, a command is a write: it must be fenced.
         reason = "needs_fence" if said.reason == "unsupported" else said.reason
         return ReadReply(status="refused", reason=reason, detail=said.error, marker=marker)
     if said.reason in ("overloaded", "grant_expired"):

@@ -70,6 +70,8 @@ _ORDERS: Final = msgspec.json.Decoder(list[Order])
 _RECEIPT: Final = msgspec.json.Decoder(Receipt)
 _encode: Final = msgspec.json.Encoder().encode
 _STALE: Final = frozenset({"stale_epoch", "stale_session", "no_generation"})
+_BEATS_MISSED_MAX: Final = 2
+_TERMINATING_MS: Final = 1_000
 _NOT_ENDED: Final = "tools_alive"
 """The toolhost's word for: processes of a former session could not be shown to be gone."""
 
@@ -319,8 +321,16 @@ class GatewaySession:
     def _look_for_silence(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for attachment in list(self._attached.values()):
+            silent_ms = now_ms - attachment.beat_at_ms
             if now_ms - attachment.heard_at_ms > self._options.lease_ms:
                 self._lose(attachment, "toolhost_silent")
+            elif silent_ms > _BEATS_MISSED_MAX * self._options.heartbeat_ms:
+                # A disk that cannot be read has no heartbeat: is there still one (S-182)?
+                self._spawn(("look", attachment.session), self._look(attachment))
+
+    async def _look(self, attachment: Attachment) -> None:
+        if (await self._observe(attachment.ref)).state in ("gone", "terminating"):
+            self._lose(attachment, "not_there")
 
     # -- orders --------------------------------------------------------------------------------
 
@@ -705,6 +715,15 @@ class GatewaySession:
             observed=observed.state,
             toolhost=attachment.last_words(),
         )
+
+    async def _observe_settled(self, ref: Ref) -> Observation:
+        """Observes, and waits a moment for what is just on its way out: gone says more."""
+        until_ms = self._clock.monotonic_ms() + _TERMINATING_MS
+        while (observed := await self._observe(ref)).state == "terminating":
+            if self._clock.monotonic_ms() >= until_ms:
+                break
+            await asyncio.sleep(0.01)
+        return observed
 
     def _lost(
         self,
