@@ -17,6 +17,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -220,14 +221,12 @@ class PostgresServer:
         Starts a server, made new where `data` holds none, and waits until it takes connections.
 
         PostgreSQL refuses to run as root, so root runs it as an unprivileged user. Where that
-        user cannot reach `data`, the cluster lives in the temporary folder instead.
+        user may not pass through the folders above `data`, it is started inside and names its
+        own working folder instead (Linux).
         """
         user = _unprivileged_user() if os.geteuid() == 0 else None
         data = data.resolve()
         data.mkdir(parents=True, exist_ok=True)
-        if user is not None and not _can_reach(user, data):
-            data = Path(tempfile.gettempdir()) / f"fencepost-postgres-{_name_of(data)}"
-            data.mkdir(exist_ok=True)
         server = cls(data, user)
         binaries = await asyncio.to_thread(_postgres_binaries, user)
         server._password = server._secret()
@@ -276,26 +275,21 @@ class PostgresServer:
         if not path.exists():
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(16))
-            if self._user is not None:
-                os.chown(path, self._user, self._user)
         return path.read_text().strip()
 
     async def _make_cluster(self, binaries: Path, cluster: Path) -> None:
         # Made beside its place and moved there whole, so a killed start leaves no half cluster.
         fresh = self._data / f"cluster.{secrets.token_hex(4)}"
         fresh.mkdir(mode=0o700)
-        if self._user is not None:
-            os.chown(fresh, self._user, self._user)
+        self._give(fresh)
         child = Child.start(
             "initdb",
             [
-                *(binaries / "initdb", "-D", fresh, "-U", "fencepost", "-E", "UTF8"),
-                *("--locale=C", "--no-sync", "--no-instructions"),
-                *("--auth-local=trust", "--auth-host=scram-sha-256"),
-                f"--pwfile={self._data / 'password'}",
+                *(binaries / "initdb", "-D", self._named(fresh), "-U", "fencepost", "-E", "UTF8"),
+                *("--locale=C", "--no-sync", "--no-instructions", "--auth=trust"),
             ],
             log=self._data / "initdb.log",
-            cwd=Path("/"),
+            cwd=fresh,
             user=self._user,
         )
         code = await child.wait(60.0)
@@ -304,21 +298,22 @@ class PostgresServer:
         if code != 0:
             shutil.rmtree(fresh, ignore_errors=True)
             raise StartError(f"initdb ended with {code}:\n{child.tail()}")
+        (fresh / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
         await self._make_database(binaries, fresh)
         if cluster.exists():
             shutil.rmtree(cluster)
         fresh.rename(cluster)
 
     async def _make_database(self, binaries: Path, cluster: Path) -> None:
-        """Makes the database by the single-user server: no listening, no second start-up."""
-        script = "CREATE DATABASE fencepost;\n"
+        """Makes password and database by the single-user server, which listens nowhere."""
+        script = f"ALTER ROLE fencepost PASSWORD '{self._password}';\nCREATE DATABASE fencepost;\n"
         done = await asyncio.to_thread(
             subprocess.run,
-            [str(binaries / "postgres"), "--single", "-D", str(cluster), "postgres"],
+            [str(binaries / "postgres"), "--single", "-D", self._named(cluster), "postgres"],
             input=script.encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            cwd="/",
+            cwd=cluster,
             user=self._user,
             group=self._user,
             extra_groups=None if self._user is None else [],
@@ -328,14 +323,29 @@ class PostgresServer:
         if done.returncode != 0 or b"ERROR" in done.stderr:
             raise StartError(f"postgres --single failed:\n{done.stderr.decode(errors='replace')}")
 
+    def _named(self, cluster: Path) -> str:
+        """
+        The cluster's name for a process whose working folder it is.
+
+        The kernel follows /proc/self/cwd without looking at the folders above, which our user
+        may be forbidden to pass.
+        """
+        if self._user is None or _can_reach(self._user, cluster) or sys.platform != "linux":
+            return str(cluster)
+        return "/proc/self/cwd"
+
+    def _give(self, path: Path) -> None:
+        if self._user is not None:
+            os.chown(path, self._user, self._user)
+
     async def _run(self, binaries: Path, cluster: Path) -> None:
         settings = {**_POSTGRES_SETTINGS, "port": str(self.port)}
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         child = Child.start(
             "postgres",
-            [binaries / "postgres", "-D", cluster, *options],
+            [binaries / "postgres", "-D", self._named(cluster), *options],
             log=self._data / "postgres.log",
-            cwd=Path("/"),
+            cwd=cluster,
             user=self._user,
             # Immediate shutdown: unlike SIGKILL it leaves no shared memory and no backends.
             death_signal=signal.SIGQUIT,
@@ -398,10 +408,6 @@ def _runs_as(user: int, argv: list[str]) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0
-
-
-def _name_of(path: Path) -> str:
-    return path.as_posix().strip("/").replace("/", "-")[-80:]
 
 
 def _postgres_binaries(user: int | None) -> Path:
