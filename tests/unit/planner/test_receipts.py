@@ -86,6 +86,14 @@ def test_a_receipt_that_is_no_object_is_received_as_a_problem(receipts: Receipts
         assert got.mac_ok
 
 
+def test_s008_a_receipt_nested_without_end_is_reported_not_raised(
+    receipts: Receipts, lost: Undecodable
+) -> None:
+    deep = receipt().replace(b'"outcome":"ok"', b'"result":' + b"[" * 20_000 + b"]" * 20_000)
+    assert receipts.decode(stamped(deep)) == []
+    assert len(lost) == 1
+
+
 def test_a_stamp_under_another_sandboxs_key_does_not_hold(receipts: Receipts) -> None:
     other = receipt_key(MASTER, "g1", "sb-2")
     (got,) = receipts.decode(stamped(receipt(), key=other))

@@ -17,6 +17,8 @@ from fencepost.core.sandbox.inputs import ReceiptReceived
 
 _STAMPED = msgspec.json.Decoder(list[msgspec.Raw])
 _ONE = msgspec.json.Decoder(StampedReceipt, strict=True)
+# Nested without end, a receipt ends the reader's stack before it ends its text.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RECEIPT = msgspec.json.Decoder(Receipt, strict=True)
 
 
@@ -41,14 +43,14 @@ class Receipts:
         """Decodes a JSON array of stamped receipts; what has no address is counted and logged."""
         try:
             raws = _STAMPED.decode(data)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             self._undecodable(f"not a list of stamped receipts: {error}")
             return []
         received: list[ReceiptReceived] = []
         for raw in raws:
             try:
                 stamped = _ONE.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 self._undecodable(f"not a stamped receipt: {error}")
                 continue
             received.append(self._received(stamped))
@@ -58,7 +60,7 @@ class Receipts:
         mac_ok = stamp_holds(self._key(stamped.gateway, stamped.sandbox), stamped)
         try:
             receipt = _RECEIPT.decode(stamped.receipt)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             named = _named(bytes(stamped.receipt))
             return ReceiptReceived(
                 sandbox=stamped.sandbox,
@@ -83,5 +85,5 @@ def _named(data: bytes) -> _Named:
     """What step and attempt a receipt of wrong shape names, if any."""
     try:
         return _NAMED.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return _Named()
