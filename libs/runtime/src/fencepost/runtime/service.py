@@ -9,12 +9,13 @@ what is in flight is finished and what is held is handed over, then the process 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import structlog
 import uvicorn
@@ -24,6 +25,8 @@ from faststream.specification import AsyncAPI
 from fencepost.core.errors import FencepostError
 from fencepost.runtime.metrics import ServiceMetrics
 from fencepost.runtime.settings import Settings
+
+GC_THRESHOLD: Final = 10_000
 
 logger = structlog.get_logger(__name__)
 
@@ -172,6 +175,7 @@ class Service:
         except FencepostError as error:
             self._failed = error
             raise
+        _settle_memory()
         logger.info("service_started", service=self.name)
 
     async def _on_shutdown(self) -> None:
@@ -207,6 +211,17 @@ class Service:
             if self._failed is not None:
                 raise SystemExit(f"fencepost {self.name}: {self._failed}") from None
         raise SystemExit(0)
+
+
+def _settle_memory() -> None:
+    """
+    Leaves what the start made out of later collections, and collects less often.
+
+    Messages leave few cycles behind, and each collection stops every shard of the process.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
 
 
 def _exit(number: int, frame: Any) -> NoReturn:
