@@ -249,7 +249,24 @@ def demo(
         raise typer.Exit(TOOL_FAILED)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+# Everything after these two words is theirs, --help too.
+PASSED_ON: Final = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+@app.command(context_settings=PASSED_ON)
+def sim(context: typer.Context) -> None:
+    """Run the deterministic simulator on fresh seeds, or replay one (see `sim --help`)."""
+    from fencepost.simulator import __main__ as simulator
+
+    sys.argv[0] = "fencepost sim"
+    raise typer.Exit(simulator.main(context.args))
+
+
+@app.command(context_settings=PASSED_ON)
 def bench(context: typer.Context) -> None:
     """Measure steps per second beside a plain task queue (from a checkout: see bench/)."""
     import runpy

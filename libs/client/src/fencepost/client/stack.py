@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from fencepost import planner, release_tracker, sandbox_gateway
 from fencepost.client.embedded import NatsServer, PostgresServer
 from fencepost.client.processes import Child, StartError, free_port
 from fencepost.contracts.streams import SHARDS_EMBEDDED
@@ -31,9 +32,9 @@ _BACKOFF_S_MAX: Final = 5.0
 _STEADY_S: Final = 10.0
 
 MODULES: Final = {
-    "gateway": "fencepost.sandbox_gateway",
-    "planner": "fencepost.planner",
-    "tracker": "fencepost.release_tracker",
+    "gateway": sandbox_gateway.__name__,
+    "planner": planner.__name__,
+    "tracker": release_tracker.__name__,
     "sweeper": "fencepost.sweeper",
 }
 """In the order in which they are stopped: who talks to sandboxes first, who records it after."""
