@@ -16,4 +16,14 @@ REGRESSIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "an older epoch's snapshot was called cold": (31, ("snapshot_restored",)),
     # A step was revoked by its latest attempt; what the disk held was that of the one before.
     "a carried attempt was called never applied": (6, ("step_cancelled", "channel_cut")),
+    # A create was asked twice under one id; the failure of one call was taken for that of both, and
+    # what the other had made ran on under no name.
+    "one call's failure ended a create id": (
+        116,
+        ("dispatch_delayed", "dispatch_repeated", "gateway_pause"),
+    ),
+    "a create landed after its sandbox was called gone": (
+        1167,
+        ("snapshot_restored", "disk_swapped_under_tool"),
+    ),
 }

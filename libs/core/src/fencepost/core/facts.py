@@ -51,7 +51,8 @@ class CreateFailed(
     """
     The create did not happen, or may have (`ambiguous`): then `find` settles it later.
 
-    A definite failure is retried by the shard under a new create id, with a delay.
+    A definite failure is asked again by the shard, with a delay. It is about one call: another
+    one under the same id may be on its way. `settled`: none is, and no later one can make anything.
     """
 
     sandbox: str
@@ -59,6 +60,7 @@ class CreateFailed(
     gateway: str
     reason: str
     ambiguous: bool
+    settled: bool = False
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found", tag_field="kind"):

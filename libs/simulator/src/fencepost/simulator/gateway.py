@@ -265,9 +265,9 @@ class Gateway(Process):
                 case Created():
                     self._put_assigned(order.sandbox, order.create_id, said.ref)
                 case CreateRefused():
-                    self._create_failed(order.sandbox, order.create_id, said.reason, False)
+                    self._create_failed(order.sandbox, order.create_id, said.reason)
                 case _:
-                    self._create_failed(order.sandbox, order.create_id, "no answer", True)
+                    self._create_failed(order.sandbox, order.create_id, "no answer", ambiguous=True)
 
         self.provider.create(self, order.create_id, order.sandbox, answered)
 
@@ -282,7 +282,15 @@ class Gateway(Process):
             )
         )
 
-    def _create_failed(self, sandbox: str, create_id: str, reason: str, ambiguous: bool) -> None:
+    def _create_failed(
+        self,
+        sandbox: str,
+        create_id: str,
+        reason: str,
+        *,
+        ambiguous: bool = False,
+        settled: bool = False,
+    ) -> None:
         self.put(
             facts.CreateFailed(
                 sandbox=sandbox,
@@ -290,6 +298,7 @@ class Gateway(Process):
                 gateway=self.session,
                 reason=reason,
                 ambiguous=ambiguous,
+                settled=settled,
             )
         )
 
@@ -543,8 +552,10 @@ class Gateway(Process):
             if isinstance(said, Ref):
                 self._put_assigned(order.sandbox, order.create_id, said)
             elif said is None:
-                self._create_failed(order.sandbox, order.create_id, "settled", False)
+                self._create_failed(order.sandbox, order.create_id, "settled", settled=True)
             else:
-                self._create_failed(order.sandbox, order.create_id, "create_ambiguous", True)
+                self._create_failed(
+                    order.sandbox, order.create_id, "create_ambiguous", ambiguous=True
+                )
 
         self.provider.settle(self, order.create_id, settled)

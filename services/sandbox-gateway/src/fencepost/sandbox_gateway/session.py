@@ -819,6 +819,7 @@ class GatewaySession:
                 gateway=self.id,
                 reason="settled" if is_settled else "create_ambiguous",
                 ambiguous=not is_settled,
+                settled=is_settled,
             )
         )
 

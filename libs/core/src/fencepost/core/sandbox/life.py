@@ -117,15 +117,18 @@ def _create_failed(sandbox: Sandbox, value: facts.CreateFailed) -> list[e.Sandbo
     created = sandbox.creates.get(value.create_id)
     if created is None or created.gateway != value.gateway:
         return []
+    # One call's failure settles nothing: an order that was repeated may have made, or may yet
+    # make, what would then run with no ledger naming it. Only a stop's answer ends the id.
+    ambiguous = not value.settled if sandbox.releasing else value.ambiguous
     entries: list[e.SandboxEntry] = [
         e.CreateFailedEntry(
             sandbox=sandbox.id,
             create_id=value.create_id,
             reason=value.reason[:300],
-            ambiguous=value.ambiguous,
+            ambiguous=ambiguous,
         )
     ]
-    if sandbox.releasing and not value.ambiguous:
+    if sandbox.releasing and not ambiguous:
         others = [name for name in sandbox.creates if name != value.create_id]
         if sandbox.ref is None and not others:
             evidence = "never_created" if sandbox.epoch == 0 else "observed_gone"
