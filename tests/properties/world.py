@@ -178,6 +178,7 @@ class World:
                     gateway=gateway,
                     reason="stopped" if disk else "never there",
                     ambiguous=False,
+                    settled=True,
                 )
             ]
         return [
