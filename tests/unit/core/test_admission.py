@@ -335,6 +335,13 @@ def test_an_external_effect_is_a_step_like_others_at_admission() -> None:
     assert bench.open("s1").spec.effect == "external"
 
 
+def test_a_refusal_does_not_repeat_all_that_it_refuses() -> None:
+    bench = Bench().live()
+    refused = only(bench.step("s1", body(args={**CALL, "x" * 10_000: 1})))
+    assert refused.reason == "bad_arguments"
+    assert len(msgspec.json.encode(refused)) < 2_000
+
+
 def test_a_malformed_command_is_cut_to_size() -> None:
     bench = Bench()
     pack = msgspec.json.encode({"steps": [{"sandbox": "x" * 40_000, "step": "y" * 400}]})

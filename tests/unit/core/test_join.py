@@ -57,6 +57,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("sandbox", "sbx2", "wrong_sandbox"),
     ("result", msgspec.Raw(b"[" * 65 + b"]" * 65), "malformed"),
     ("result", msgspec.Raw(b'"' + b"x" * limits.RECEIPT_BYTES_MAX + b'"'), "too_large"),
+    ("detail", "x" * limits.RECEIPT_BYTES_MAX, "too_large"),
+    ("of", "x" * limits.RECEIPT_BYTES_MAX, "too_large"),
     ("changes", [Change(f"f{n}", None, "sha256:0") for n in range(200)], "too_large"),
 ]
 

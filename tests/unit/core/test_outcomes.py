@@ -234,6 +234,12 @@ def test_a_cancel_of_what_is_ending_changes_nothing(phase: str) -> None:
     assert in_phase(phase).cancel("s1") == []
 
 
+def test_a_long_reason_is_cut_so_that_the_cancel_fits_a_batch() -> None:
+    bench = in_phase("apply")
+    entries = bench.cancel("s1", "x" * 40_000)
+    assert len(bench.machine.encode_entries(entries)) < 2_000
+
+
 def test_a_cancel_of_nothing_is_refused_with_the_reason() -> None:
     bench = in_phase("apply")
     assert only(bench.cancel("s2")).reason == "unknown_step"

@@ -29,8 +29,8 @@ def refuse(
             command=command,
             id=value.id,
             reason=reason,
-            field=field,
-            detail=detail,
+            field=field[:200],
+            detail=detail[:500],
             digest=value.digest,
         )
     ]

@@ -133,7 +133,7 @@ def _why_not_recorded(receipt: Receipt) -> str:
     Deeper nesting than this could be read here and fail a reader inside a few more brackets.
     """
     result = bytes(receipt.result)
-    size = len(result)
+    size = len(result) + 6 * (len(receipt.detail) + len(receipt.reason) + len(receipt.of))
     if size > limits.RECEIPT_BYTES_MAX // 4 or len(receipt.changes) > _CHANGES_UNMEASURED:
         size += sum(len(change.path) * 6 + 320 for change in receipt.changes)
         if size > limits.RECEIPT_BYTES_MAX:

@@ -489,7 +489,7 @@ def cancel(
         return refuse(value, "cancel", "indeterminate", field="step", detail="resolve it instead")
     if step.ended:
         return []
-    return stop_step(sandbox, value.id, step, command.reason or "cancelled")
+    return stop_step(sandbox, value.id, step, command.reason[:300] or "cancelled")
 
 
 def stop_step(sandbox: Sandbox, name: str, step: Step, reason: str) -> list[e.SandboxEntry]:
