@@ -91,6 +91,7 @@ class ShardAuditor:
         self._committed = 0
         self._compensated = 0
         self._sandboxes: dict[str, _Sandbox] = {}
+        self._between: list[tuple[str, str]] = []
         self._found: list[Violation] = []
         self._at = (0, 0)
         self._all = 0
@@ -110,7 +111,7 @@ class ShardAuditor:
                 self._term_opened(entry, term, index)
             elif self.family == "sandbox":
                 self._take_entry(entry)
-        self._check_whole(listed)
+        self._check_whole()
         self._seq, self._term, self._owner = seq, max(term, self._term), owner
         self._now_ms = max(now_ms, self._now_ms)
         self._batches += 1
@@ -176,14 +177,16 @@ class ShardAuditor:
         self._need(entry.term == term, "I8", f"term {entry.term} opened in a batch of {term}")
         self._need(index == 0, "I8", "a term is opened by the first entry of a batch")
 
-    def _check_whole(self, entries: list[Any]) -> None:
+    def _check_whole(self) -> None:
         """One input's entries are one batch: nothing may be left half said at its end."""
-        for name in {entry.sandbox: None for entry in entries if hasattr(entry, "sandbox")}:
-            sandbox = self._sandboxes.get(name)
-            for step, kept in sandbox.steps.items() if sandbox is not None else ():
-                self._need(
-                    kept.state != "between", "S-15", f"{step}: an attempt ended, no other followed"
-                )
+        for name, step in self._between:
+            kept = self._sandboxes[name].steps.get(step)
+            self._need(
+                kept is None or kept.state != "between",
+                "S-15",
+                f"{step}: an attempt ended, no other followed",
+            )
+        self._between.clear()
 
     # --- entries ------------------------------------------------------------------------------
 
@@ -536,6 +539,7 @@ class ShardAuditor:
             return
         self._need(step.state == "fenced", "S-15", f"{name}: an attempt ended that was not fenced")
         step.state = "between"
+        self._between.append((entry.sandbox, name))
 
     def _check_evidence(self, sandbox: _Sandbox, step: _Step, entry: e.Compensated) -> None:
         fenced = step.state == "fenced"
