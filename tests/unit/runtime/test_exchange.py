@@ -71,6 +71,10 @@ async def test_s219_a_message_sent_again_after_a_takeover_counts_once(
     await rig.settle(second, receiver)
     assert [e.body for e in envelopes(rig)].count(msgspec.Raw(b'"two"')) == 2
     assert (await state_of(receiver)).heard == ["one", "two"]
+    # What came twice is not waited for either: the position is at the stream's end.
+    await rig.pass_time(2_000, receiver)
+    count = len(rig.bus.streams["FP_MESSAGES"].messages)
+    assert rig.batches(1)[-1].positions["FP_MESSAGES"].seq == count == 3
     second.submit(tell("three"))
     await rig.settle(second, receiver)
     assert (await state_of(receiver)).heard == ["one", "two", "three"]

@@ -222,3 +222,25 @@ async def test_events_not_yet_acknowledged_survive_a_snapshot(rig: Rig) -> None:
     second = await rig.own("b")
     assert [event["amount"] for event in rig.events()] == list(range(13))
     assert second.shard.events.sent == second.shard.head
+
+
+async def test_a_gap_below_a_snapshot_is_noticed_where_it_is_read_again(rig: Rig) -> None:
+    """Publications that were not acknowledged are made of batches older than the snapshot."""
+    runner = await rig.own("a", snapshot_every=8)
+    for number in range(4):
+        runner.submit(add("x", number))
+        await rig.settle(runner)
+    rig.bus.streams["FP_EVENTS"].refuses = True
+    for number in range(4, 12):
+        runner.submit(add("x", number))
+        await rig.settle(runner)
+    await until(lambda: not runner._snapshot_busy)
+    await runner.stop(hand_over=False)
+    last = rig.batches()[-1]
+    assert 0 < last.sent.events < 7 < int(last.snapshot.partition(".")[0])
+    kept = rig.log.messages[6]
+    rig.log.messages[6] = ("elsewhere", *kept[1:])
+    with pytest.raises(LedgerBrokenError, match="follows"):
+        await rig.own("b")
+    rig.log.messages[6] = kept
+    assert (await state_of(await rig.own("c"))).sums == {"x": 66}
