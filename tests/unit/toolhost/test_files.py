@@ -343,6 +343,17 @@ def test_a_replaced_file_comes_back(host: Toolhost, disk: Disk, size: int, more_
     assert tree(disk) == before
 
 
+@pytest.mark.parametrize("size", [10, 5_000, 200_000])
+def test_a_pre_image_is_not_what_another_name_leads_to(host: Toolhost, disk: Disk, size: int):
+    before = os.urandom(size)
+    (disk.workspace / "a").write_bytes(before)
+    os.link(disk.workspace / "a", disk.workspace / "other")
+    host.write("s1.1", "a", "new")
+    host.apply("s2.1", "run_command", {"shell": "echo in place >> other"})
+    assert host.undo("s1.u", of="s1.1")["verdict"] == "applied"
+    assert (disk.workspace / "a").read_bytes() == before
+
+
 def test_created_directories_go_with_the_undo_unless_used(host: Toolhost, disk: Disk):
     host.write("s1.1", "x/y/a", "1")
     host.write("s2.1", "x/b", "2")
@@ -392,9 +403,9 @@ def test_an_undo_finds_the_first_apply_through_its_attestation(host: Toolhost, d
     undone = host.receipt(fence)
     assert (undone["verdict"], undone["of"]) == ("applied", "s1.2")
     assert tree(disk) == {}
-    assert host.undo("s1.v", of="s1.1", **new)["result"] == {"already_undone": True}
     # Undone is undone: the step would have to be applied again.
     assert host.write("s1.3", "a", "x", **new)["verdict"] == "applied"
+    assert host.undo("s1.v", of="s1.1", **new)["result"] == {"already_undone": True}
 
 
 def test_an_undo_under_a_stale_fence_is_refused(host: Toolhost, disk: Disk):
