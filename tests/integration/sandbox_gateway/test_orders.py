@@ -436,10 +436,24 @@ def _channel_of(pid: int) -> str:
     raise AssertionError("a toolhost without its channel's name")
 
 
+async def test_s200_a_moved_marker_is_noticed_without_any_call(
+    start_gateway: StartGateway, control: Control
+) -> None:
+    one, two = await start_gateway(), await start_gateway()
+    live = await control.live(one.id)
+    found = await control.attach(two.id, live.ref)
+    await control.mark(two.id, found, epoch=2)
+    lost = await control.fact(f.Lost, gateway=one.id)
+    assert (lost.reason, lost.session, lost.epoch) == ("marker_moved", live.session, 1)
+    assert control.of(f.Lost, gateway=two.id) == []
+
+
 async def test_s200_a_second_gateway_takes_over_and_the_first_ones_writes_are_refused(
     start_gateway: StartGateway, control: Control, root: Path
 ) -> None:
-    one, two = await start_gateway(), await start_gateway()
+    # The first one has no heartbeat in time: it hears of it by the refusal alone.
+    one = await start_gateway(heartbeat_ms=60_000, lease_ms=600_000)
+    two = await start_gateway()
     live = await control.live(one.id)
     control.order(one.id, live.call("long", "run_command", {"shell": "sleep 60; echo late > late"}))
     pid = one.session._attached["sbx"]._channel.pid  # type: ignore[attr-defined]
@@ -450,7 +464,6 @@ async def test_s200_a_second_gateway_takes_over_and_the_first_ones_writes_are_re
     await control.mark(two.id, found, epoch=2)
     # The former session's command was ended before the marker moved.
     assert len(processes.find(processes.CHANNEL, _channel_of(pid))) <= 1
-    # The first gateway hears of it from its own toolhost, by a heartbeat or a refusal.
     control.order(one.id, live.call("s2"))
     lost = await control.fact(f.Lost, gateway=one.id)
     assert (lost.reason, lost.observed) == ("marker_moved", "present")
