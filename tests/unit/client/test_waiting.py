@@ -175,7 +175,10 @@ async def test_a_taken_subject_attaches_only_to_the_same_arguments(
         assert (raised.value.reason, raised.value.field) == ("id_reused", "step")
 
 
-async def test_a_reconnect_asks_for_everything_at_once(rig: Rig) -> None:
+async def test_a_reconnect_asks_for_everything_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_S", 1e9)
     asked = _ask_answers(rig, {"status": "unknown"})
     for number in range(5):
         rig.waits.add("box", f"s{number}", b"{}", DIGEST)

@@ -12,6 +12,7 @@ Rule 4: a step that its shard does not know, although its subject is used up, is
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -142,7 +143,7 @@ class Waits:
 
     def ask_soon(self, waiting: Waiting) -> None:
         """Asks at the next tick: this one may be final already."""
-        waiting.heard_at = 0.0
+        waiting.heard_at = -math.inf
 
     def taken(self, waiting: Waiting) -> None:
         """The step's subject was used before: by our own lost send, or by another call."""
