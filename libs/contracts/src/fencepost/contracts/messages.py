@@ -86,6 +86,20 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     step: str = ""
 
 
+class AskDag(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A question to a dag shard: one DAG, or a page of its DAGs ordered by id, after `after`.
+
+    `released` leaves out all but one verdict; "" none.
+    """
+
+    what: Literal["dag", "dags"]
+    dag: str = ""
+    after: str = ""
+    limit: int = 100
+    released: Literal["", "confirmed", "unconfirmed", "nothing_held"] = ""
+
+
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
     A read-only tool call. Below `epoch_min` the answer is `unknown`, never a result.

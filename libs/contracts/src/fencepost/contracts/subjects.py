@@ -18,6 +18,10 @@ COMMANDS: Final = f"{PREFIX}.cmd.*.*.*"
 """What clients publish: `fp.v1.cmd.<kind>.<aggregate>.<id>`."""
 
 COMMAND_KINDS: Final = ("step", "create", "cancel", "resolve", "release", "batch")
+"""Those of the sandbox family."""
+
+DAG_COMMAND: Final = "dag"
+"""The one kind of the dag family: what is asked stands in the body (`core.dag.commands`)."""
 
 
 def _token(field: str, value: str) -> str:
@@ -61,7 +65,7 @@ def commands_of_shard(shard: int) -> list[str]:
 
 def commands_of_dag_shard(shard: int) -> list[str]:
     """The filter of a dag shard's commands, as stored."""
-    return [f"{PREFIX}.in.{shard}.dag.*.*"]
+    return [f"{PREFIX}.in.{shard}.{DAG_COMMAND}.*.*"]
 
 
 def parse_command(subject: str) -> Command:
@@ -84,6 +88,11 @@ def now(shard: int) -> str:
 def ask(shard: int) -> str:
     """Questions to a shard's owner (`contracts.messages.Ask`), by core-NATS request."""
     return f"{PREFIX}.ask.{shard}"
+
+
+def ask_dag(shard: int) -> str:
+    """Questions to a dag shard's owner (`contracts.messages.AskDag`), by core-NATS request."""
+    return f"{PREFIX}.askdag.{shard}"
 
 
 FACTS: Final = f"{PREFIX}.fact.*.*"
@@ -134,6 +143,10 @@ def fault(sandbox: str) -> str:
     return f"{PREFIX}.fault.{_token('sandbox', sandbox)}"
 
 
+FAULT_AHEAD: Final = f"{PREFIX}.fault"
+"""Faults for a sandbox that no gateway has attached yet: every gateway takes note."""
+
+
 def ledger(family: str, shard: int) -> str:
     return f"{PREFIX}.ledger.{family}.{shard}"
 
@@ -147,6 +160,16 @@ def event_step(sandbox: str, step: str, state: str) -> str:
 
 def event_sandbox(sandbox: str, kind: str) -> str:
     return f"{PREFIX}.event.sandbox.{sandbox}.{kind}"
+
+
+def event_dag(dag: str, kind: str) -> str:
+    """What happened to a DAG: an entry of its shard, except for its verdicts."""
+    return f"{PREFIX}.event.dag.{dag}.{kind}"
+
+
+def release(dag: str) -> str:
+    """Each verdict that was given on a DAG, and each change of it."""
+    return f"{PREFIX}.release.{dag}"
 
 
 EVENTS: Final = (f"{PREFIX}.event.>", f"{PREFIX}.release.*")

@@ -17,12 +17,7 @@ import structlog
 from faststream.nats import NatsBroker
 from fencepost.contracts import streams as table
 from fencepost.contracts import subjects
-from fencepost.core.errors import (
-    FencepostError,
-    LedgerBrokenError,
-    OwnershipLostError,
-    UnknownError,
-)
+from fencepost.core.errors import FencepostError, UnknownError
 from fencepost.core.machine import Effect
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.inputs import GatewaySeen
@@ -30,19 +25,18 @@ from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.planner import dispatching
 from fencepost.planner.owned import OwnedShard
 from fencepost.planner.receipts import Receipts
-from fencepost.runtime import service, settings, spreader, streams
+from fencepost.runtime import service, settings, streams
 from fencepost.runtime.bus import JetStreamInputs, NatsBus
 from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.gate import Gate
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import PlannerMetrics
-from fencepost.runtime.ports import ClockSkewedError, InputLostError
+from fencepost.runtime.replica import Replica
 from fencepost.runtime.shard_runner import Durable, ShardRunner
 from fencepost.runtime.snapshots import JetStreamSnapshots
 
 FAMILY: Final = "sandbox"
-UNOWNABLE: Final = (LedgerBrokenError, InputLostError, ClockSkewedError)
 
 logger = structlog.get_logger(__name__)
 _SEEN = msgspec.json.Decoder(GatewaySeen)
@@ -58,10 +52,8 @@ class Planner:
         self._clock = SystemClock()
         self._gate = Gate()
         self.replica = f"planner-{secrets.token_hex(6)}"
-        self.owned: dict[int, OwnedShard] = {}
-        self._unownable: dict[int, str] = {}
         self._link: Link | None = None
-        self._spreader: spreader.Spreader | None = None
+        self._shards: Replica | None = None
         self._declaring: asyncio.Task[None] | None = None
         self._broken = ""
 
@@ -82,16 +74,17 @@ class Planner:
         self._log = JetStreamLog(link)
         self._inputs = JetStreamInputs(link)
         self._snapshots = JetStreamSnapshots(link)
-        self._spreader = spreader.Spreader(
-            spreader.Owners(link, FAMILY),
+        self._shards = Replica(
+            FAMILY,
+            link,
             self._clock,
-            replica=self.replica,
+            name=self.replica,
             shards=self._config.shards,
-            own=self._own,
-            give_up=self._give_up,
+            make=self._make,
+            metrics=self._metrics,
         )
         await self._bus.subscribe(subjects.GATEWAY_SEEN, self._on_gateway_seen)
-        self._spreader.start()
+        self._shards.start()
 
     async def _declare(self, link: Link) -> None:
         await streams.declare(
@@ -124,8 +117,8 @@ class Planner:
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.gather(self._declaring, return_exceptions=True)
-        if self._spreader is not None:
-            await self._spreader.stop()
+        if self._shards is not None:
+            await self._shards.stop()
         if self._link is not None:
             await self._link.close()
 
@@ -136,12 +129,7 @@ class Planner:
         self._metrics.publish_dropped.set(self._link.dropped)
         if self._broken:
             return self._broken
-        if self._unownable:
-            shard, why = next(iter(self._unownable.items()))
-            return f"shard {shard} cannot be owned: {why}"
-        if self._spreader is not None and not self._spreader.is_settled:
-            return "shards are being taken over"
-        return ""
+        return self._shards.why_not_ready() if self._shards is not None else ""
 
     # Shards.
 
@@ -167,53 +155,17 @@ class Planner:
             gate=self._gate,
         )
 
-    async def _own(self, shard: int) -> None:
+    def _make(self, shard: int) -> OwnedShard:
         machine = SandboxMachine(lease_ms=self._config.lease_ms)
-        runner = self._runner(shard, machine)
-        owned = OwnedShard(
+        return OwnedShard(
             shard,
             self._config.shards,
-            runner,
+            self._runner(shard, machine),
             machine,
             bus=self._bus,
             receipts=self._receipts,
             metrics=self._metrics,
         )
-        try:
-            await owned.start()
-        except UNOWNABLE as error:
-            self._unownable[shard] = str(error)
-            self._metrics.shards_unowned.set(len(self._unownable))
-            self._metrics.takeovers.labels("refused").inc()
-            logger.critical("shard_unownable", shard=shard, detail=str(error))
-            if isinstance(error, ClockSkewedError):
-                self._clock.anchor()
-            raise
-        self._unownable.pop(shard, None)
-        self.owned[shard] = owned
-        self._metrics.takeovers.labels("owned").inc()
-        self._metrics.shards_owned.set(len(self.owned))
-        self._metrics.shards_unowned.set(len(self._unownable))
-        runner.ended.add_done_callback(lambda ended: self._ended(shard, owned, ended.result()))
-
-    async def _give_up(self, shard: int) -> None:
-        owned = self.owned.pop(shard, None)
-        if owned is not None:
-            await owned.stop()
-        self._unownable.pop(shard, None)
-        self._metrics.shards_owned.set(len(self.owned))
-
-    def _ended(self, shard: int, owned: OwnedShard, error: Exception | None) -> None:
-        """An ownership ended: by itself when there is an error, else because it was given up."""
-        if error is None or self.owned.get(shard) is not owned:
-            return
-        del self.owned[shard]
-        self._metrics.shards_owned.set(len(self.owned))
-        if not isinstance(error, OwnershipLostError):
-            self._unownable[shard] = str(error)
-            self._metrics.shards_unowned.set(len(self._unownable))
-        if self._spreader is not None:
-            self._spreader.ended(shard, owned.stop(hand_over=False))
 
     # Inputs, effects, counting.
 
@@ -225,8 +177,9 @@ class Planner:
             self._metrics.inputs_poisoned.labels("volatile").inc()
             logger.warning("undecodable", subject=subject, detail=str(error))
             return
-        for owned in self.owned.values():
-            owned.runner.submit(seen)
+        owned = self._shards.owned if self._shards is not None else {}
+        for shard in owned.values():
+            shard.runner.submit(seen)
 
     def _perform(self, effects: list[Effect]) -> None:
         dispatching.perform(self._bus, effects)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -45,8 +45,3 @@ def _packs(encoded: list[bytes]) -> list[list[bytes]]:
         packs[-1].append(one)
         size += len(one) + 1
     return packs
-
-
-def unknown(reason: str) -> dict[str, Any]:
-    """The answer to a question that cannot be answered now: neither yes nor no."""
-    return {"status": "unknown", "reason": reason}

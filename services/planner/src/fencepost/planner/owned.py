@@ -6,7 +6,6 @@ Everything here ends with the ownership; what was not accepted by then is repeat
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,13 +14,13 @@ import structlog
 from fencepost.contracts import subjects
 from fencepost.contracts.messages import Ask, Now
 from fencepost.core import ids
-from fencepost.core.errors import FencepostError, OwnershipLostError
+from fencepost.core.errors import FencepostError
 from fencepost.core.sandbox.inputs import Heartbeats
 from fencepost.core.sandbox.machine import SandboxMachine
-from fencepost.planner.dispatching import unknown
 from fencepost.planner.receipts import Receipts
 from fencepost.runtime.metrics import PlannerMetrics
 from fencepost.runtime.ports import Bus, Subscription
+from fencepost.runtime.questions import Questions
 from fencepost.runtime.shard_runner import ShardRunner
 
 ASK_AGE_MS: Final = 1_000
@@ -55,7 +54,7 @@ class OwnedShard:
         self._receipts = receipts
         self._metrics = metrics
         self._subscriptions: list[Subscription] = []
-        self._answering: set[asyncio.Task[None]] = set()
+        self._questions = Questions(bus, self._view)
 
     async def start(self) -> None:
         """Takes the shard over; raises what `ShardRunner.start` raises."""
@@ -65,7 +64,7 @@ class OwnedShard:
                 (subjects.receipts(self.shard), self._on_receipts),
                 (subjects.heartbeats(self.shard), self._on_heartbeats),
                 (subjects.now(self.shard), self._on_now),
-                (subjects.ask(self.shard), self._on_ask),
+                (subjects.ask(self.shard), self._questions.take),
             ):
                 self._subscriptions.append(await self._bus.subscribe(subject, handle))
         except BaseException:
@@ -77,9 +76,7 @@ class OwnedShard:
         for subscription in subscriptions:
             await subscription.unsubscribe()
         await self.runner.stop(hand_over=hand_over)
-        for task in tuple(self._answering):
-            task.cancel()
-        await asyncio.gather(*self._answering, return_exceptions=True)
+        await self._questions.close()
 
     # Volatile inputs.
 
@@ -140,29 +137,9 @@ class OwnedShard:
 
     # Questions.
 
-    def _on_ask(self, subject: str, data: bytes, reply: str) -> None:
-        del subject
-        if reply:
-            task = asyncio.get_running_loop().create_task(self._answer(data, reply))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, data: bytes, reply: str) -> None:
-        answer: Any
-        try:
-            answer = await self._view(_ASK.decode(data))
-        except msgspec.DecodeError as error:
-            answer = {"status": "refused", "reason": "malformed", "detail": str(error)}
-        except OwnershipLostError:
-            # Somebody else owns it, or soon will: no answer is the answer (S-216).
-            return
-        except FencepostError as error:
-            answer = unknown(str(error))
-        self._bus.publish(reply, _ENCODE(answer))
-
-    async def _view(self, question: Ask) -> Any:
+    async def _view(self, data: bytes) -> Any:
         """Reads the state after a proof of ownership: also "no such step" is then the truth."""
-        machine = self._machine
+        machine, question = self._machine, _ASK.decode(data)
         if question.what == "sandboxes":
             return await self.runner.ask(machine.view_sandboxes, max_age_ms=ASK_AGE_MS)
         if question.what == "sandbox":
