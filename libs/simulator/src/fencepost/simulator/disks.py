@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 from fencepost.core.receipts import Receipt
+from fencepost.simulator.world import Process
 
 RecordState = Literal["", "open", "done", "broken", "rolled"]
 
@@ -90,7 +91,21 @@ class Disk:
         self.snapshots: list[Contents] = []
         self.holder: object | None = None
         self.waiters: list[object] = []
+        self.users: list[Process] = []
         self.pulled = False
+
+    def roll_back(self, older: list[Contents], *, spared: object) -> None:
+        """
+        Puts the last of `older` in place beneath what runs on it.
+
+        Only `spared` lives on: an older point makes the fences of its own session valid again, and
+        a toolhost of that session that still had one waiting could not know.
+        """
+        self.snapshots = older
+        self.contents = older[-1].copy()
+        for user in list(self.users):
+            if user is not spared and user.alive:
+                user.kill()
 
 
 class Outside:

@@ -245,6 +245,5 @@ class Provider:
         Later points are gone: forward again within one epoch is what nothing could notice.
         """
         disk = instance.disk
-        disk.snapshots = disk.snapshots[: number + 1]
-        disk.contents = disk.snapshots[number].copy()
+        disk.roll_back(disk.snapshots[: number + 1], spared=disk.holder)
         self.world.tell("swapped", instance.name, f"journal {disk.contents.journal_seq}")

@@ -80,6 +80,7 @@ class Toolhost(Process):
     ) -> None:
         super().__init__(world, name)
         self.disk = disk
+        disk.users = [user for user in disk.users if user.alive] + [self]
         self.instance = instance
         self.outside = outside
         self.observer = observer
@@ -665,7 +666,16 @@ class Toolhost(Process):
             return "tools_alive"
         return ""
 
+    def _roll_back_disk(self) -> None:
+        """A fault: an older point of this disk comes in after the hello, with a shorter journal."""
+        disk = self.disk
+        older = [s for s in disk.snapshots if s.journal_seq < disk.contents.journal_seq]
+        if older and self.world.hit("disk_rolled_back_before_mark"):
+            disk.roll_back(older, spared=self)
+            self.world.tell("rolled", disk.name, f"back to journal {disk.contents.journal_seq}")
+
     def _mark(self, call: MarkCall) -> None:
+        self._roll_back_disk()
         reason = self._refuses_mark(call)
         if not reason and self.world.hit("tools_unkillable"):
             reason = "tools_alive"

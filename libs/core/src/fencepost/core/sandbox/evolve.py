@@ -115,6 +115,9 @@ def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) 
     assert sandbox.open, "a marker is written for an open epoch"
     assert entry.epoch == sandbox.epoch, "a marker is written for the current epoch"
     sandbox.ref = entry.ref
+    # What was read of the disk is what it has from now on, also where this marking comes to
+    # nothing: the next reading shows whether an older point of it came back meanwhile.
+    sandbox.journal_seq = max(sandbox.journal_seq, entry.journal_seq)
     sandbox.marking = MarkingState(
         epoch=entry.epoch,
         session=entry.session,
