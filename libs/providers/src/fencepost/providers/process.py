@@ -60,6 +60,7 @@ _SETTLED: Final = ".settled"
 _NATIVE: Final = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _INSTANCE: Final = re.compile(r"i[0-9a-f]{16}-b[0-9a-f]{8}")
 _SETTLED_KEPT_S: Final = 24 * 3600
+_CRASH: Final = ("FENCEPOST_TOOLHOST_CRASH", "FENCEPOST_TOOLHOST_CRASH_ONCE")
 FILE_MB_MAX: Final = 1024
 
 
@@ -289,7 +290,7 @@ class ProcessProvider:
         try:
             process, ours = processes.spawn(
                 self._command(home, ref.instance, name, spec),
-                env=self._environment(home / "workspace", ref.instance, name),
+                env=self._environment(home / "workspace", ref.instance, name) | _armed(),
                 log=home / "toolhost.log",
             )
         except OSError as error:
@@ -414,6 +415,11 @@ class ProcessProvider:
             instance = entry.name.rpartition(".")[2]
             if _INSTANCE.fullmatch(instance) and not instance.endswith(f"-b{self._boot}"):
                 shutil.rmtree(entry, onerror=_make_removable)
+
+
+def _armed() -> dict[str, str]:
+    """Where the toolhost is to die, for tests of crash safety; its tools do not see it."""
+    return {name: os.environ[name] for name in _CRASH if name in os.environ}
 
 
 def _toolhost_source() -> Path:

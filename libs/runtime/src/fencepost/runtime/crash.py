@@ -4,10 +4,14 @@ Named points at which a process can be made to die, for tests of crash safety.
 `FENCEPOST_CRASH=<name>` kills the process there, as `kill -9` would; with
 `FENCEPOST_CRASH_ONCE=<file>` only the first process to get there, which makes the file. Without
 the variable a point costs one comparison.
+
+`FENCEPOST_CRASH=@<file>` reads the point's name from the first line of a file, anew at each point:
+so a running process can be armed. Who dies takes the line out first; the next line is armed then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -54,22 +58,36 @@ POINTS: Final = (
 _ARMED: str = os.environ.get("FENCEPOST_CRASH", "")
 _ONCE: str = os.environ.get("FENCEPOST_CRASH_ONCE", "")
 
-assert not _ARMED or _ARMED in POINTS, f"FENCEPOST_CRASH: no such point: {_ARMED}"
+_SCRIPT: str = _ARMED[1:] if _ARMED.startswith("@") else ""
+
+assert not _ARMED or _SCRIPT or _ARMED in POINTS, f"FENCEPOST_CRASH: no such point: {_ARMED}"
 
 
 def point(name: str) -> None:
     """Dies here when this point is armed."""
-    if _ARMED and name == _ARMED:
+    if _ARMED and is_armed(name):
         _die()
 
 
 def is_armed(name: str) -> bool:
     """Tells whether this process is to die there: for a point that needs preparation."""
-    return name == _ARMED
+    return name == (_line() if _SCRIPT else _ARMED)
+
+
+def _line() -> str:
+    with contextlib.suppress(OSError):
+        return Path(_SCRIPT).read_text(encoding="utf-8").partition("\n")[0]
+    return ""
 
 
 def _die() -> None:
-    if _ONCE:
+    if _SCRIPT:
+        script = Path(_SCRIPT)
+        _, _, rest = script.read_text(encoding="utf-8").partition("\n")
+        fresh = script.with_name(f"{script.name}.{os.getpid()}")
+        fresh.write_text(rest, encoding="utf-8")
+        fresh.rename(script)
+    elif _ONCE:
         try:
             os.close(os.open(Path(_ONCE), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:

@@ -94,13 +94,32 @@ _crash_hits = [int(_crash_count or "1")]
 
 
 def crash(point):
-    """A numbered point between two effects: tests let the process die here, as by `kill -9`."""
+    """
+    A numbered point between two effects: tests let the process die here, as by `kill -9`.
+
+    `@<file>` names the point in a file's first line, read anew each time; who dies takes it out.
+    """
+    if CRASH_AT.startswith("@"):
+        crash_by_script(CRASH_AT[1:], point)
     if point != CRASH_AT or (CRASH_ONCE and os.path.exists(CRASH_ONCE)):
         return
     _crash_hits[0] -= 1
     if _crash_hits[0] <= 0:
         if CRASH_ONCE:
             os.close(os.open(CRASH_ONCE, os.O_WRONLY | os.O_CREAT, 0o600))
+        os._exit(137)
+
+
+def crash_by_script(path, point):
+    try:
+        with open(path) as script:
+            armed, _, rest = script.read().partition("\n")
+    except OSError:
+        return
+    if armed == point:
+        with open(path + ".new", "w") as script:
+            script.write(rest)
+        os.rename(path + ".new", path)
         os._exit(137)
 
 
