@@ -258,7 +258,7 @@ class Bench:
             "epoch": marking.epoch,
             "nonce": marking.nonce,
             "instance": marking.ref.instance,
-            "journal_seq": max(self.sandbox(sandbox).journal_seq, marking.journal_seq),
+            "journal_seq": self.sandbox(sandbox).journal_seq,
             **over,
         }
         return self.take(facts.Marked(sandbox=sandbox, **fields))

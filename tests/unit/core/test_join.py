@@ -94,6 +94,13 @@ def test_s008_a_marker_that_moved_under_the_write_is_refused(
     assert kinds(bench.receive(right)) == ["committed"]
 
 
+@pytest.mark.parametrize("value", [True, 1.0])
+def test_s008_what_only_equals_the_epoch_is_no_epoch(bench: Bench, value: Any) -> None:
+    right = bench.receipt("s1")
+    assert only(bench.receive(msgspec.structs.replace(right, epoch=value))).reason == "malformed"
+    assert kinds(bench.receive(right)) == ["committed"]
+
+
 def test_s008_s149_a_receipt_of_a_step_that_nobody_minted_moves_nothing(bench: Bench) -> None:
     right = bench.receipt("s1")
     assert bench.receive(msgspec.structs.replace(right, step="s9")) == []

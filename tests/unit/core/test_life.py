@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 from fencepost.core import facts
+from fencepost.core.machine import Place
 from fencepost.core.receipts import Marker
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import orders
+from fencepost.core.sandbox.state import Create
 
 from tests.factories import Bench, kinds, only, ref
 
@@ -232,7 +234,8 @@ def test_a_marking_whose_report_was_lost_is_the_same_generation() -> None:
     marker = other.marker()
     other.lose_lease()
     other.found(marker=marker, journal_seq=3)
-    other.found(marker=marker, journal_seq=3)
+    # The gateway that is writing it may begin again, in another session.
+    assert kinds(other.found(marker=marker, journal_seq=3)) == ["marking"]
     other.marked()
     assert other.sandbox().epoch == 2
 
@@ -332,6 +335,28 @@ def test_a_journal_that_went_back_between_finding_and_marking_attaches_nothing()
     assert only(bench.marked(journal_seq=4)).reason == "journal_went_back"
     bench.found(marker=marker, journal_seq=5)
     assert kinds(bench.marked(journal_seq=5)) == ["attached"]
+
+
+def test_the_journal_at_the_attachment_is_what_the_disk_must_have_from_then_on() -> None:
+    bench = committed_three()
+    marker = bench.marker()
+    bench.lost()
+    bench.found(marker=marker, journal_seq=3)
+    bench.marked(journal_seq=5)
+    assert bench.sandbox().journal_seq == 5
+
+
+def test_gone_needs_every_create_settled() -> None:
+    bench = Bench().live()
+    release(bench)
+    sandbox = bench.sandbox()
+    sandbox.creates["late"] = Create(create_id="late", gateway="gw1")
+    gone = e.GoneEntry(sandbox="sbx", instance="i1", evidence="observed_gone")
+    bench.machine.evolve(bench.state, gone, Place(99, 0), bench.now_ms)
+    assert (sandbox.ref, sandbox.gone) == (None, False)
+    del sandbox.creates["late"]
+    bench.machine.evolve(bench.state, gone, Place(99, 1), bench.now_ms)
+    assert sandbox.gone
 
 
 def test_nothing_is_fenced_between_the_opening_and_the_attachment() -> None:

@@ -328,6 +328,30 @@ def test_a_deadline_that_passes_while_no_session_is_there_revokes_on_the_next() 
     assert (settled[-1].direction, settled[-1].reason) == ("revoke", "deadline")
 
 
+def test_a_deadline_that_a_new_owner_finds_passed_is_not_carried() -> None:
+    bench = in_phase("apply", deadline_ms=100)
+    marker = bench.marker()
+    bench.lost()
+    bench.found(marker=marker)
+    bench.marked()
+    bench.now_ms += 100
+    bench.restart()
+    fenced = only([x for x in bench.entries[-3:] if type(x) is e.Fenced])
+    assert (fenced.direction, fenced.reason, fenced.attempt) == ("revoke", "deadline", "s1.1")
+
+
+def test_a_fence_of_a_session_that_ended_is_dispatched_to_nobody() -> None:
+    bench = in_phase("apply")
+    assert len(bench.dispatches()) == 1
+    bench.lost()
+    assert bench.dispatches() == []
+    bench.found(marker=bench.marker())
+    bench.marked()
+    assert bench.dispatches() == []  # what the former session left is yet to be settled
+    bench.tick()
+    assert only(bench.dispatches()).fence.session == bench.sandbox().session
+
+
 # --- moved epochs: disk x policy x effect x phase ----------------------------------------------------
 
 

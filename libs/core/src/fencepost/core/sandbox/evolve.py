@@ -125,7 +125,6 @@ def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) 
         nonce=entry.nonce,
         ref=entry.ref,
         since_ms=now_ms,
-        journal_seq=entry.journal_seq,
     )
     _note_busy(state, sandbox)
 

@@ -246,7 +246,7 @@ def _marked(sandbox: Sandbox, value: facts.Marked) -> list[e.SandboxEntry]:
         or marking.epoch != sandbox.epoch
     ):
         return []
-    if value.journal_seq < max(sandbox.journal_seq, marking.journal_seq):
+    if value.journal_seq < sandbox.journal_seq:
         # An older snapshot, or an empty disk, came between the finding and the marking. Found
         # again, it shows.
         return [e.Detached(sandbox=sandbox.id, session=marking.session, reason="journal_went_back")]

@@ -373,7 +373,6 @@ def lost_with_disk(sandbox: Sandbox, *, final: bool, reason: str) -> list[e.Sand
         again = (
             not final
             and not step.ended
-            and step.phase == "apply"
             and step.spec.on_moved_epoch == "retry"
             and step.tries < step.spec.attempts_max
         )
@@ -508,11 +507,7 @@ def stop_step(sandbox: Sandbox, name: str, step: Step, reason: str) -> list[e.Sa
                 epoch=step.epoch,
             ),
         ]
-    if (
-        step.phase == "apply"
-        and sandbox.live
-        and (step.epoch, step.session) == (sandbox.epoch, sandbox.session)
-    ):
+    if sandbox.live and (step.epoch, step.session) == (sandbox.epoch, sandbox.session):
         fence = _fence(sandbox, name, step, "revoke", reason=reason, no=sandbox.next_no)
         return [cancelled, fence]
     # Not live, or already being revoked or undone: settled when a session is attached, or when

@@ -58,7 +58,6 @@ class MarkingState(msgspec.Struct, kw_only=True):
     nonce: str
     ref: Ref
     since_ms: int
-    journal_seq: int = 0
 
 
 class Finished(msgspec.Struct, array_like=True):
