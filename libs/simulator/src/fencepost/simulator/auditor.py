@@ -196,9 +196,19 @@ class Auditor:
             if instance.sandbox == view.name and instance.state != "gone"
         ]
 
-    def held_now(self, view: SandboxView, step: str) -> int:
-        """How often a step's effect is on the disks that this sandbox has now."""
-        return sum(i.disk.contents.held.get(step, 0) for i in self.running(view))
+    def held_now(self, view: SandboxView, step: str, *, lost: bool) -> int:
+        """
+        How often a step's effect is on the disk that the ledger speaks of.
+
+        Another boot, or another point of its disk, that the ledger has not met may hold other
+        bytes: it is judged when it is met. What is called lost is judged by what was read.
+        """
+        met = ("", "unmarked") if lost else ("",)
+        return sum(
+            instance.disk.contents.held.get(step, 0)
+            for instance in self.running(view)
+            if instance.name == view.instance and instance.disk.unmet in met
+        )
 
 
 def _short(entry: dict[str, Any]) -> str:
@@ -232,7 +242,7 @@ def _take(auditor: Auditor, view: SandboxView, kind: str, entry: dict[str, Any])
                 view.creates.pop(entry["create_id"], None)
         case "epoch_opened":
             view.epoch, view.open, view.session = entry["epoch"], True, ""
-            view.nonce = entry["nonce"]
+            view.nonce, view.instance = entry["nonce"], entry["instance"]
         case "marking":
             view.instance = entry["ref"]["instance"]
         case "attached":

@@ -120,6 +120,8 @@ _NOT_COVERED = """\
 - **A disk rolled back beneath a running toolhost, within one epoch.** Nothing on such a disk tells
   it from the one that it replaced. Providers that restore a snapshot show another instance, which
   is covered, as is a roll-back to another epoch.
+- **What an older snapshot brings back.** Bytes restored from before a compensation hold the
+  compensated effect again. The ledger owes what such a disk lacks, not what it has too much.
 - **A stop meant for a former boot.** The simulated provider takes it; one that refuses it
   (`refused_other_instance`) would leave the release unconfirmed until somebody looks.
 """

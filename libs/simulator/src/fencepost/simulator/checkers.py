@@ -187,7 +187,7 @@ class EffectsOnce(Checker):
                     not outside.done.get(name, 0), f"the external {name} is called {evidence}"
                 )
             return
-        held = self.auditor.held_now(view, name)
+        held = self.auditor.held_now(view, name, lost=evidence == "lost_with_epoch")
         self.need(held == 0, f"{name} is called {evidence} and is {held} times on the disk")
 
 
@@ -269,7 +269,7 @@ class UnknownStaysUnknown(Checker):
 
     def compensated(self, view: SandboxView, entry: dict[str, Any]) -> None:
         if entry["evidence"] == "lost_with_epoch":
-            held = self.auditor.held_now(view, entry["step"])
+            held = self.auditor.held_now(view, entry["step"], lost=True)
             self.need(held == 0, f"{entry['step']} is called lost and is on the disk")
 
 

@@ -13,6 +13,8 @@ import msgspec
 from fencepost.core.receipts import Receipt
 from fencepost.simulator.world import Process
 
+# Of a point that came back: nobody has read it yet, it was read, it was marked ("").
+Unmet = Literal["unread", "unmarked", ""]
 RecordState = Literal["", "open", "done", "broken", "rolled"]
 
 
@@ -93,6 +95,7 @@ class Disk:
         self.waiters: list[object] = []
         self.users: list[Process] = []
         self.pulled = False
+        self.unmet: Unmet = ""
 
     def roll_back(self, older: list[Contents], *, spared: object) -> None:
         """
@@ -101,6 +104,7 @@ class Disk:
         Only `spared` lives on: an older point makes the fences of its own session valid again, and
         a toolhost of that session that still had one waiting could not know.
         """
+        self.unmet = "unread"
         self.snapshots = older
         self.contents = older[-1].copy()
         for user in list(self.users):

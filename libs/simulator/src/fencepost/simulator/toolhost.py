@@ -100,6 +100,8 @@ class Toolhost(Process):
 
     def hello(self) -> None:
         contents = self.contents
+        if self.disk.unmet == "unread":
+            self.disk.unmet = "unmarked"
         self._say("hello", (contents.marker, contents.journal_seq))
 
     def mark(self, epoch: int, session: str, nonce: str) -> None:
@@ -684,6 +686,7 @@ class Toolhost(Process):
                 self._crash("before_marker")
                 return
             self.contents.marker = Marker(call.epoch, call.session, call.nonce)
+            self.disk.unmet = ""
             self.observer.marked(self, self.contents)
             if self.world.hit("toolhost_crash_at_point"):
                 self._crash("opened")
