@@ -116,7 +116,7 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("outcomes.py", "no += 1", "no += 0"),
     ("outcomes.py", "            counted=False,\n        ),\n    ]", "        ),\n    ]"),
     ("outcomes.py", "    if step.ended:\n        return []\n", ""),
-    ("outcomes.py", "        and sandbox.live\n", ""),
+    ("outcomes.py", "if sandbox.live and (step", "if True and (step"),
     ("outcomes.py", 'step is None or step.phase != "indeterminate"', "step is None"),
     # --- admission
     ("admission.py", "if known == value.digest:", "if True:"),
