@@ -1,4 +1,4 @@
--- The projection of the sandbox family. Everything here can be made again from the ledger.
+-- The projection of both families. Everything here can be made again from the ledger.
 -- Times are milliseconds of ledger time, sequences are the ledger's. Text is compared by bytes, so
 -- that a page's order and a dump's are the same on every server.
 
@@ -11,8 +11,10 @@ CREATE TABLE projection_ledger (
 COMMENT ON TABLE projection_ledger IS 'which ledger this is a projection of, and by which version';
 
 CREATE TABLE projection_position (
-    shard integer PRIMARY KEY,
-    seq   bigint  NOT NULL
+    family text    COLLATE "C",
+    shard  integer,
+    seq    bigint  NOT NULL,
+    PRIMARY KEY (family, shard)
 );
 COMMENT ON TABLE projection_position IS 'the last batch of each shard that is in the tables below';
 
@@ -163,3 +165,92 @@ CREATE TABLE holders (
     PRIMARY KEY (sandbox, kind, holder)
 );
 COMMENT ON COLUMN holders.kind IS 'dag or claim';
+
+CREATE TABLE dags (
+    dag              text COLLATE "C" PRIMARY KEY,
+    shard            integer NOT NULL,
+    retry_of         text    NOT NULL,
+    is_closed        boolean NOT NULL,
+    close_reason     text    NOT NULL,
+    finished         text    NOT NULL,
+    released         text    COLLATE "C" NOT NULL,
+    reason           text    NOT NULL,
+    evidence         text    NOT NULL,
+    outstanding      bigint  NOT NULL,
+    verdicts         bigint  NOT NULL,
+    held_ever        bigint  NOT NULL,
+    gone             bigint  NOT NULL,
+    abandoned        bigint  NOT NULL,
+    nodes            bigint  NOT NULL,
+    nodes_cancelled  bigint  NOT NULL,
+    commands_refused bigint  NOT NULL,
+    opened_at_ms     bigint  NOT NULL,
+    opened_seq       bigint  NOT NULL,
+    closed_at_ms     bigint,
+    answered_at_ms   bigint,
+    changed_at_ms    bigint  NOT NULL,
+    changed_seq      bigint  NOT NULL
+);
+COMMENT ON COLUMN dags.released IS 'the last verdict that was given; empty while none was';
+
+CREATE TABLE dag_nodes (
+    dag           text COLLATE "C",
+    key           bytea,
+    place         bigint NOT NULL,
+    node          text   NOT NULL,
+    status        text   NOT NULL,
+    started_at_ms bigint,
+    ended_at_ms   bigint,
+    PRIMARY KEY (dag, key)
+);
+COMMENT ON COLUMN dag_nodes.key IS 'the bytes of the name: any text is one, and no two are alike';
+
+CREATE TABLE acquisitions (
+    dag            text COLLATE "C",
+    acquisition    text COLLATE "C",
+    slot           text    NOT NULL,
+    sandbox        text    COLLATE "C" NOT NULL,
+    is_adopted     boolean NOT NULL,
+    phase          text    NOT NULL,
+    authority      text    NOT NULL,
+    native_id      text    NOT NULL,
+    instance       text    NOT NULL,
+    has_ref        boolean NOT NULL,
+    epoch          bigint  NOT NULL,
+    reason         text    NOT NULL,
+    evidence       text    NOT NULL,
+    intended_at_ms bigint  NOT NULL,
+    intended_seq   bigint  NOT NULL,
+    since_ms       bigint  NOT NULL,
+    settled_at_ms  bigint,
+    settled_seq    bigint,
+    PRIMARY KEY (dag, acquisition)
+);
+
+CREATE TABLE verdicts (
+    dag         text COLLATE "C",
+    seq         bigint,
+    index       bigint,
+    released    text   NOT NULL,
+    reason      text   NOT NULL,
+    evidence    text   NOT NULL,
+    cancel      text   NOT NULL,
+    outstanding bigint NOT NULL,
+    cancelled   bigint NOT NULL,
+    at_ms       bigint NOT NULL,
+    PRIMARY KEY (dag, seq, index)
+);
+
+CREATE TABLE dag_refusals (
+    shard   integer,
+    seq     bigint,
+    index   bigint,
+    dag     text   COLLATE "C" NOT NULL,
+    id      text   NOT NULL,
+    command text   NOT NULL,
+    reason  text   NOT NULL,
+    field   text   NOT NULL,
+    detail  text   NOT NULL,
+    at_ms   bigint NOT NULL,
+    PRIMARY KEY (shard, seq, index)
+);

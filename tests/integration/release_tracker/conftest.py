@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 from fencepost.contracts import streams
 from fencepost.release_tracker import migrations
+from fencepost.release_tracker.families import FAMILIES, SANDBOX, Family
 from fencepost.release_tracker.projector import Projector
 from fencepost.runtime.bus import JetStreamInputs
 from fencepost.runtime.ledger import JetStreamLog
@@ -19,7 +20,7 @@ from fencepost.runtime.metrics import TrackerMetrics
 from fencepost.runtime.streams import declare
 
 SHARDS = 3
-TABLES = ("sandboxes", "epochs", "steps", "attempts", "refusals", "holders", "projection_position")
+TABLES = (*(kind.TABLE for family in FAMILIES for kind in family.rows), "projection_position")
 
 
 class Stack:
@@ -31,9 +32,15 @@ class Stack:
         self.log = JetStreamLog(link, stream=streams.LEDGER)
         self.scripts = migrations.read(migrations.default_folder())
 
-    def projector(self, metrics: TrackerMetrics | None = None, shards: int = SHARDS) -> Projector:
+    def projector(
+        self,
+        metrics: TrackerMetrics | None = None,
+        shards: int = SHARDS,
+        family: Family = SANDBOX,
+    ) -> Projector:
         return Projector(
             self.dsn,
+            family,
             inputs=JetStreamInputs(self.link),
             log=self.log,
             shards=shards,
@@ -66,7 +73,9 @@ class Stack:
     async def positions(self) -> dict[int, int]:
         """None where there is no table yet, or no server."""
         try:
-            rows = await self.fetch("SELECT shard, seq FROM projection_position")
+            rows = await self.fetch(
+                "SELECT shard, seq FROM projection_position WHERE family = 'sandbox'"
+            )
         except (OSError, asyncpg.PostgresError):
             return {}
         return {row["shard"]: row["seq"] for row in rows}

@@ -237,7 +237,7 @@ async def test_probes_and_metrics_need_no_token_and_the_rest_does(
 
         async def measured() -> bool:
             text = (await http.get("/metrics")).text
-            return "fencepost_projection_lag_sequences 0.0" in text
+            return 'fencepost_projection_lag_sequences{family="sandbox"} 0.0' in text
 
         await eventually(measured)
         text = (await http.get("/metrics")).text

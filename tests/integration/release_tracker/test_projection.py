@@ -155,7 +155,7 @@ async def test_a_gap_stops_its_shard_alone_and_says_so(stack: Stack) -> None:
 
         await eventually(others_go_on)
         assert "shard 0: a gap" in running.why_not_ready
-        assert metrics.projection_stopped._value.get() == 1
+        assert metrics.projection_stopped.labels("sandbox")._value.get() == 1
         assert set(running.stopped) == {0}
         assert (await stack.positions())[0] == reached
 

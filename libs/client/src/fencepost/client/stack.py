@@ -142,6 +142,7 @@ class Stack:
         *,
         planners: int = 1,
         gateways: int = 1,
+        trackers: int = 0,
         others: bool = True,
         postgres: bool = True,
         shards: int = SHARDS_EMBEDDED,
@@ -152,17 +153,17 @@ class Stack:
         """
         Starts everything and waits until every service is ready.
 
-        `environment` is added to every service's. A failed start leaves nothing running.
+        `others` starts one tracker and one sweeper, where they are installed. `environment` is
+        added to every service's. A failed start leaves nothing running.
         """
         stack = cls(data.resolve(), shards=shards)
         try:
             await stack._start_servers(nats_port, sync_always=sync_always, postgres=postgres)
             stack._environment = stack._services_environment(environment or {})
-            wanted = {"planner": planners, "gateway": gateways}
+            wanted = {"planner": planners, "gateway": gateways, "tracker": trackers}
             if others:
-                # The tracker's projection is its work: without PostgreSQL there is none.
-                others_here = ("tracker", "sweeper") if postgres else ("sweeper",)
-                wanted |= {role: 1 for role in others_here if can_run(role)}
+                wanted["tracker"] = max(1, trackers)
+                wanted["sweeper"] = int(can_run("sweeper"))
             for role, count in wanted.items():
                 for _ in range(count):
                     stack.add(role).start()

@@ -112,20 +112,23 @@ class TrackerMetrics(RunnerMetrics):
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__("release-tracker", registry)
         self.verdicts = self._counter("verdicts_total", "verdicts answered", "released", "reason")
-        self.cancel_seconds = self._histogram("cancel_seconds", "from a cancel to its answer")
-        self.outstanding = self._gauge("releases_outstanding", "releases that are not settled")
+        self.cancel_seconds = self._histogram("cancel_seconds", "from an HTTP cancel to its answer")
         self.projected_seq = self._gauge(
             "projected_sequence", "ledger sequence that the projection has", "family", "shard"
         )
         self.projection_lag = self._gauge(
-            "projection_lag_sequences", "ledger sequences that the projection has not reached"
+            "projection_lag_sequences",
+            "ledger sequences that the projection has not reached",
+            "family",
         )
         self.projected = self._counter("projected_batches_total", "batches projected")
         self.projection_errors = self._counter(
             "projection_errors_total", "times that the projection had to stop", "reason"
         )
         self.projection_stopped = self._gauge(
-            "projection_shards_stopped", "shards that are not projected until a person looks"
+            "projection_shards_stopped",
+            "shards that are not projected until a person looks",
+            "family",
         )
         self.http_requests = self._counter("http_requests_total", "requests answered", "status")
 

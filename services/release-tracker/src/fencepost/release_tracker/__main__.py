@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fencepost.core.errors import FencepostError
 from fencepost.release_tracker import app, migrations
-from fencepost.release_tracker.settings import TrackerSettings, load
+from fencepost.release_tracker.settings import TrackerSettings, load, require_postgres
 from fencepost.runtime import service
 
 USAGE = "usage: python -m fencepost.release_tracker [migrate [pre|post] | rebuild]\n"
@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _settings() -> TrackerSettings:
     settings = load()
+    require_postgres(settings)
     service.configure_logging(settings, "release-tracker")
     return settings
 

@@ -1,18 +1,27 @@
-"""The tracker's composition root: connections, the projector's task, the HTTP API."""
+"""
+The tracker's composition root: two halves that do not wait for each other, and the HTTP API.
+
+The dag half needs NATS only. The projecting half needs PostgreSQL too, and may lack it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import structlog
-from fencepost.contracts import streams
+from faststream.nats import NatsBroker
+from fencepost.contracts import streams, subjects
 from fencepost.core.errors import LedgerBrokenError, RetryLaterError
 from fencepost.release_tracker import migrations, store
 from fencepost.release_tracker.api import Api
+from fencepost.release_tracker.dags import Dags
+from fencepost.release_tracker.families import FAMILIES
 from fencepost.release_tracker.projector import Projector
 from fencepost.release_tracker.reading import Reader
 from fencepost.release_tracker.settings import TrackerSettings, load
 from fencepost.release_tracker.store import Store
+from fencepost.release_tracker.tasks import Tasks
 from fencepost.runtime.bus import JetStreamInputs
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
@@ -24,38 +33,31 @@ POLL_S = 0.05
 logger = structlog.get_logger(__name__)
 
 
-class Tracker:
-    """One replica. `start` needs NATS only; PostgreSQL may come when it comes."""
+class Projection:
+    """The projecting half: one projector for each family."""
 
-    def __init__(self, settings: TrackerSettings, metrics: TrackerMetrics) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._scripts = settings.scripts()
-        self._reader = Reader(settings.postgres_dsn)
-        self.api = Api(
-            self._reader,
-            shards=settings.shards,
-            token=settings.http_token.get_secret_value(),
-            metrics=metrics,
-        )
-        self._link: Link | None = None
-        self._projector: Projector | None = None
+    def __init__(self, link: Link, settings: TrackerSettings, metrics: TrackerMetrics) -> None:
+        scripts = settings.scripts()
+        self.projectors = {
+            family.name: Projector(
+                settings.postgres_dsn,
+                family,
+                inputs=JetStreamInputs(link),
+                log=JetStreamLog(link, stream=streams.LEDGER),
+                shards=settings.shards,
+                metrics=metrics,
+                scripts=scripts,
+            )
+            for family in FAMILIES
+        }
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        self._link = link = await _connect(self._settings, self._metrics)
-        self._projector = Projector(
-            self._settings.postgres_dsn,
-            inputs=JetStreamInputs(link),
-            log=JetStreamLog(link, stream=streams.LEDGER),
-            shards=self._settings.shards,
-            metrics=self._metrics,
-            scripts=self._scripts,
-        )
-        self._tasks = [
-            asyncio.create_task(self._projector.run(), name="project"),
-            asyncio.create_task(self._projector.measure(), name="measure"),
-        ]
+    def start(self) -> None:
+        for name, projector in self.projectors.items():
+            self._tasks += [
+                asyncio.create_task(projector.run(), name=f"project-{name}"),
+                asyncio.create_task(projector.measure(), name=f"measure-{name}"),
+            ]
         for task in self._tasks:
             task.add_done_callback(_told)
 
@@ -63,35 +65,87 @@ class Tracker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._reader.close()
-        if self._link is not None:
-            await self._link.close()
 
-    async def wait_for_heads(self, tables: Store) -> dict[int, int]:
+    def why_not_ready(self) -> str:
+        """Says what is in the way of keeping the projection up; "" when nothing is."""
+        if any(task.done() for task in self._tasks):
+            return "ended by an error of its own; see the log"
+        reasons = [projector.why_not_ready for projector in self.projectors.values()]
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
+
+    async def wait_for_heads(self, connection: store.Connection) -> dict[str, int]:
         """
         Waits until the tables have what the ledger has now; returns the positions.
 
         Raises `LedgerBrokenError` when a shard stopped, `UnknownError` when NATS does not say.
         """
-        assert self._projector is not None, "started first"
-        heads = await self._projector.heads()
-        while True:
-            positions = await tables.positions()
-            if all(positions.get(shard, 0) >= head for shard, head in heads.items()):
-                return positions
-            if self._projector.stopped:
-                raise LedgerBrokenError(self._projector.why_not_ready)
-            await asyncio.sleep(POLL_S)
+        reached: dict[str, int] = {}
+        for family in FAMILIES:
+            projector = self.projectors[family.name]
+            tables = Store(connection, family)
+            heads = await projector.heads()
+            while True:
+                positions = await tables.positions()
+                if all(positions.get(shard, 0) >= head for shard, head in heads.items()):
+                    break
+                if projector.stopped:
+                    raise LedgerBrokenError(projector.why_not_ready)
+                await asyncio.sleep(POLL_S)
+            reached |= {f"{family.name}.{shard}": seq for shard, seq in positions.items()}
+        return reached
+
+
+class Tracker:
+    """One replica. `start` needs NATS only; PostgreSQL may come when it comes, or never."""
+
+    def __init__(self, settings: TrackerSettings, metrics: TrackerMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._reader = Reader(settings.postgres_dsn)
+        self.api = Api(
+            self._reader,
+            shards=settings.shards,
+            token=settings.http_token.get_secret_value(),
+            read_token=settings.http_read_token.get_secret_value(),
+            metrics=metrics,
+        )
+        self.replica = f"tracker-{secrets.token_hex(6)}"
+        self._link: Link | None = None
+        self._dags: Dags | None = None
+        self._projection: Projection | None = None
+
+    async def start(self) -> None:
+        """Connects, and begins to take dag shards and to project."""
+        self._link = link = await _connect(self._settings, self._metrics, self.replica)
+        shards = self._settings.shards
+        self.api.tasks = Tasks(link, shards=shards, metrics=self._metrics)
+        self._dags = Dags(link, name=self.replica, shards=shards, metrics=self._metrics)
+        self._dags.start()
+        if self._settings.postgres_dsn:
+            self._projection = Projection(link, self._settings, self._metrics)
+            self._projection.start()
+
+    async def stop(self) -> None:
+        """Hands every dag shard over and closes."""
+        if self._projection is not None:
+            await self._projection.stop()
+        if self._dags is not None:
+            await self._dags.stop()
+        await self._reader.close()
+        if self._link is not None:
+            await self._link.close()
 
     def why_not_ready(self) -> str:
-        """Says what is in the way of keeping the projection up; "" when nothing is."""
-        if self._projector is None or self._link is None:
+        """Says which half does not do its work, and why; "" when both do."""
+        if self._dags is None or self._link is None:
             return "not started"
         if not self._link.is_connected:
             return "NATS: not connected"
-        if any(task.done() for task in self._tasks):
-            return "the projection ended by an error of its own; see the log"
-        return self._projector.why_not_ready
+        self._metrics.publish_dropped.set(self._link.dropped)
+        halves = {"dag shards": self._dags.why_not_ready()}
+        if self._projection is not None:
+            halves["projection"] = self._projection.why_not_ready()
+        return "; ".join(f"{half}: {why}" for half, why in halves.items() if why)
 
 
 def _told(task: asyncio.Task[None]) -> None:
@@ -99,16 +153,28 @@ def _told(task: asyncio.Task[None]) -> None:
         logger.error("task_failed", task=task.get_name(), exc_info=error)
 
 
-async def _connect(settings: TrackerSettings, metrics: TrackerMetrics) -> Link:
+async def _connect(settings: TrackerSettings, metrics: TrackerMetrics, name: str) -> Link:
     try:
-        return await Link.connect(
+        link = await Link.connect(
             settings.nats_url,
-            name="fencepost-release-tracker",
+            name=name,
             creds=settings.nats_creds,
             on_denied=lambda _text: metrics.publish_denied.inc(),
         )
     except OSError as error:
         raise RetryLaterError(f"NATS at {settings.nats_url}: {error}") from error
+    link.on_lost(metrics.reconnects.inc)
+    return link
+
+
+def _describe(broker: NatsBroker) -> None:
+    """What the AsyncAPI document says that a tracker publishes; the runtime does it itself."""
+    for subject, title, text in (
+        (subjects.ledger("dag", 0).rpartition(".")[0] + ".*", "ledger", "Batches of a dag shard."),
+        (subjects.release("*"), "releases", "Each verdict on a DAG, and each change of it."),
+        (subjects.event_dag("*", "*"), "events", "What happened to DAGs, with ledger positions."),
+    ):
+        broker.publisher(subject, title=title, description=text)
 
 
 def build() -> Service:
@@ -124,8 +190,9 @@ def build() -> Service:
         start=tracker.start,
         stop=tracker.stop,
         ready=tracker.why_not_ready,
+        describe=_describe,
         http=tracker.api,
-        description="Projects the ledger into PostgreSQL and serves it over HTTP, read-only.",
+        description="Runs the dag machine; projects the ledger and serves it over HTTP.",
     )
 
 
@@ -141,24 +208,26 @@ async def migrate(settings: TrackerSettings, phases: tuple[migrations.Phase, ...
         raise RetryLaterError(f"PostgreSQL: {error}") from error
 
 
-async def rebuild(settings: TrackerSettings) -> dict[int, int]:
+async def rebuild(settings: TrackerSettings) -> dict[str, int]:
     """
     Wipes the projection and makes it again, up to where the ledger is now; returns the positions.
 
     Trackers that run begin again by themselves: this only wipes, helps, and waits.
     """
     await migrate(settings, ("pre",))
-    tracker = Tracker(settings, TrackerMetrics())
+    metrics = TrackerMetrics()
+    link = await _connect(settings, metrics, "fencepost-rebuild")
+    projection = Projection(link, settings, metrics)
     try:
         connection = await store.connect(settings.postgres_dsn)
         try:
-            tables = Store(connection)
-            await tables.wipe()
-            await tracker.start()
-            return await tracker.wait_for_heads(tables)
+            await store.wipe(connection)
+            projection.start()
+            return await projection.wait_for_heads(connection)
         finally:
             connection.terminate()
     except store.UNREACHABLE as error:
         raise RetryLaterError(f"PostgreSQL: {error}") from error
     finally:
-        await tracker.stop()
+        await projection.stop()
+        await link.close()

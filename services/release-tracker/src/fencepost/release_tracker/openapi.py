@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from fencepost.core import ids
+from fencepost.core import ids, limits
 from fencepost.release_tracker.reading import NESTED_MAX, PAGE_MAX
 
 _STRING: Final = {"type": "string"}
@@ -103,6 +103,47 @@ _REFUSAL: Final = {
     "at_ms": _MS,
 }
 
+_VERDICT: Final = {
+    "released": {
+        "type": ["string", "null"],
+        "enum": ["confirmed", "unconfirmed", "nothing_held", None],
+        "description": "the last verdict on the DAG's sandboxes; null while none was given",
+    },
+    **_strings("reason", "evidence"),
+}
+
+_DAG: Final = {
+    **_strings("dag", "close_reason", "finished", "retry_of"),
+    **_integers("shard", "outstanding_count", "held_ever", "gone", "abandoned", "nodes_count"),
+    **_VERDICT,
+    "closed": {"type": "boolean", "description": "nothing more is acquired for it"},
+    "cancelled": {"type": "integer", "description": "nodes that a cancel ended"},
+    "opened_at_ms": _MS,
+    "closed_at_ms": _MS_OR_NULL,
+    "answered_at_ms": _MS_OR_NULL,
+}
+
+_OUTSTANDING: Final = {
+    **_strings("slot", "sandbox", "acquisition", "instance", "phase", "reason", "evidence"),
+    "since_ms": _MS,
+    "next_check_within_ms": {
+        "type": ["integer", "null"],
+        "description": "milliseconds; null where it waits for other holders",
+    },
+}
+
+_CANCELLED: Final = {
+    "ok": {"type": "boolean", "description": "the cancel is taken, whatever the release does"},
+    "cancelled": {"type": "integer", "description": "nodes that it ended"},
+    "released": {
+        "type": "string",
+        "enum": ["confirmed", "unconfirmed", "nothing_held"],
+        "description": "left out where no release was attempted: a node, or an ended root",
+    },
+    **_strings("reason", "evidence"),
+    "outstanding": {"type": "array", "items": {"$ref": "#/components/schemas/Outstanding"}},
+}
+
 _PROBLEM: Final = {
     **_strings("type", "title", "detail", "instance", "reason", "field", "expected"),
     "status": _INTEGER,
@@ -159,7 +200,40 @@ def _schemas() -> dict[str, Any]:
             required=["items", "next", "as_of"],
         ),
         "Attempt": _object(_ATTEMPT),
+        **_task_schemas(),
         "Refusal": _object(_REFUSAL),
+    }
+
+
+def _task_schemas() -> dict[str, Any]:
+    proven = {"description": "null where the owner of the shard proved it"}
+    node = {**_strings("node", "status"), "started_at_ms": _MS_OR_NULL, "ended_at_ms": _MS_OR_NULL}
+    verdict = {
+        **_VERDICT,
+        **_strings("cancel"),
+        **_integers("outstanding_count", "cancelled", "seq", "index"),
+        "at_ms": _MS,
+    }
+    return {
+        "DagSummary": _object(_DAG, required=["dag", "released"]),
+        "Dags": _object(
+            {"items": _list("DagSummary"), "next": _NEXT, "as_of": _list("AsOf", **proven)},
+            required=["items", "next", "as_of"],
+        ),
+        "Task": _object(
+            {
+                **_DAG,
+                "nodes": _list("Node"),
+                "outstanding": _list("Outstanding"),
+                "verdicts": _list("Verdict", maxItems=NESTED_MAX),
+                "as_of": {"oneOf": [_ref("AsOf"), {"type": "null"}], **proven},
+            },
+            required=["dag", "released", "outstanding", "as_of"],
+        ),
+        "Node": _object(node),
+        "Outstanding": _object(_OUTSTANDING),
+        "Verdict": _object(verdict),
+        "Cancelled": _object(_CANCELLED, required=["ok", "cancelled"]),
     }
 
 
@@ -167,21 +241,32 @@ def _parameter(name: str, place: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": place, "required": place == "path", "schema": schema}
 
 
-def _operation(summary: str, schema: str, *parameters: dict[str, Any]) -> dict[str, Any]:
+def _operation(
+    summary: str, schema: str, *parameters: dict[str, Any], method: str = "get"
+) -> dict[str, Any]:
     problem = {"content": {"application/problem+json": {"schema": _ref("Problem")}}}
     responses: dict[str, Any] = {
         "200": {"description": "ok", "content": {"application/json": {"schema": _ref(schema)}}},
         "400": {"description": "a parameter is wrong; `field` names it", **problem},
         "401": {"description": "no token, or a wrong one", **problem},
         "403": {
-            "description": "no token is set, and the name asked for is not loopback",
+            "description": (
+                "a token that may only read; or no token is set, and the name asked for, or the"
+                " page that asks, is not this machine's"
+            ),
             **problem,
         },
-        "503": {"description": "PostgreSQL gives no answer; ask again", **problem},
+        "503": {
+            "description": "PostgreSQL, or the shard's owner, gives no answer; ask again",
+            **problem,
+        },
     }
     if any(parameter["in"] == "path" for parameter in parameters):
-        responses["404"] = {"description": "not in the projection, as of `as_of`", **problem}
-    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
+        responses["404"] = {
+            "description": "not in the projection, as of `as_of`; or proven not to exist",
+            **problem,
+        }
+    return {method: {"summary": summary, "parameters": list(parameters), "responses": responses}}
 
 
 def _paths() -> dict[str, Any]:
@@ -190,6 +275,18 @@ def _paths() -> dict[str, Any]:
     state = _parameter("state", "query", {**_STEP["state"], "enum": _STEP["state"]["enum"][:-1]})
     sandbox, step = _parameter("sandbox", "path", _ID), _parameter("step", "path", _ID)
     of_sandbox = _parameter("sandbox", "query", _ID)
+    task, node = _parameter("task", "path", _ID), _parameter("node", "path", _STRING)
+    released = _parameter(
+        "released",
+        "query",
+        {"type": "string", "enum": ["confirmed", "unconfirmed", "nothing_held"]},
+    )
+    proof = _parameter("proof", "query", {"type": "integer", "enum": [0, 1]})
+    bound = _parameter(
+        "bound_ms",
+        "query",
+        {"type": "integer", "minimum": 1, "maximum": limits.CANCEL_BOUND_MS_MAX},
+    )
     return {
         "/v1/sandboxes": _operation("Sandboxes by id", "Sandboxes", cursor, limit),
         "/v1/sandboxes/{sandbox}": _operation("One sandbox", "Sandbox", sandbox),
@@ -197,6 +294,19 @@ def _paths() -> dict[str, Any]:
             "Steps in the order of their admission", "Steps", of_sandbox, state, cursor, limit
         ),
         "/v1/steps/{sandbox}/{step}": _operation("One step", "Step", sandbox, step),
+        "/v1/dags": _operation("DAGs by id", "Dags", released, proof, cursor, limit),
+        "/v1/tasks/{task}": _operation("One task: a DAG", "Task", task, proof),
+        "/v1/tasks/{task}/cancel": _operation(
+            "Cancel a root and release what it holds",
+            "Cancelled",
+            task,
+            _parameter("reason", "query", _STRING),
+            bound,
+            method="post",
+        ),
+        "/v1/tasks/{task}/nodes/{node}/cancel": _operation(
+            "Cancel one node", "Cancelled", task, node, bound, method="post"
+        ),
     }
 
 
@@ -208,8 +318,8 @@ def document() -> dict[str, Any]:
             "title": "Fencepost",
             "version": "1",
             "description": (
-                "Read-only views of a projection of the ledger. `as_of` says how far it had come;"
-                " the ledger may be further."
+                "Views of a projection of the ledger, and cancels. `as_of` says how far the"
+                " projection had come; the ledger may be further."
             ),
         },
         "paths": _paths(),

@@ -70,6 +70,19 @@ class Names:
                     if step:
                         self.steps.add((sandbox, name(step)))
 
+    def wanted(self) -> Iterable[tuple[type, str, tuple[list[Any], ...]]]:
+        """Rows to be read: their kind, the `by` of `store`'s table of queries, its arguments."""
+        if self.sandboxes:
+            yield SandboxRow, "sandbox", (list(self.sandboxes),)
+            yield EpochRow, "sandbox", (list(self.sandboxes),)
+        if self.steps:
+            sandboxes, steps = map(list, zip(*self.steps, strict=True))
+            yield StepRow, "step", (sandboxes, steps)
+            yield AttemptRow, "step", (sandboxes, steps)
+        if self.holders:
+            sandboxes, kinds, holders = map(list, zip(*self.holders, strict=True))
+            yield HolderRow, "key", (sandboxes, kinds, holders)
+
 
 class Working:
     """The rows that a group of batches reads and changes, until they are written."""

@@ -1,5 +1,5 @@
 """
-Keeps the projection up with the ledger: one task, one connection to PostgreSQL, all its shards.
+Keeps a family's projection up with the ledger: one task, one connection, all shards it can hold.
 
 Batches are read in the ledger's order and taken in groups; a group is one transaction that carries
 its rows and the positions that they reach. A batch at or below its shard's position is passed over,
@@ -21,9 +21,9 @@ import structlog
 from fencepost.contracts import streams, subjects
 from fencepost.contracts.messages import Position
 from fencepost.core.errors import FencepostError, LedgerBrokenError, RetryLaterError, UnknownError
-from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.release_tracker import migrations, store
-from fencepost.release_tracker.projecting import Names, ProjectionHoleError
+from fencepost.release_tracker.families import Family
+from fencepost.release_tracker.projecting import ProjectionHoleError
 from fencepost.release_tracker.store import Ledger, MovedElsewhereError, Store
 from fencepost.runtime.fold import decode_batch
 from fencepost.runtime.metrics import TrackerMetrics
@@ -39,11 +39,7 @@ CHECK_S: Final = 1.0
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 5.0
 
-ALL_SHARDS: Final = subjects.ledger("sandbox", 0).rpartition(".")[0] + ".*"
-
 logger = structlog.get_logger(__name__)
-
-_MACHINE = SandboxMachine()
 
 
 class Buffer:
@@ -111,6 +107,7 @@ class Projector:
     def __init__(
         self,
         dsn: str,
+        family: Family,
         *,
         inputs: Inputs,
         log: Log,
@@ -119,12 +116,13 @@ class Projector:
         scripts: tuple[migrations.Migration, ...],
     ) -> None:
         self._dsn = dsn
+        self._family = family
         self._inputs = inputs
         self._log = log
         self._shards = shards
         self._metrics = metrics
         self._scripts = scripts
-        self._by_subject = {subjects.ledger("sandbox", shard): shard for shard in range(shards)}
+        self._by_subject = {subjects.ledger(family.name, shard): shard for shard in range(shards)}
         self._positions: dict[int, int] = {}
         self._stopped: dict[int, str] = {}
         self._reached = 0
@@ -168,7 +166,8 @@ class Projector:
             self._positions.clear()
             self._show_stopped({})
             while True:
-                await self._read_on(Store(connection), Ledger(incarnation, self._shards))
+                tables = Store(connection, self._family)
+                await self._read_on(tables, Ledger(incarnation, self._shards))
         finally:
             # Not gracefully: a server that does not answer would keep us here.
             connection.terminate()
@@ -227,7 +226,7 @@ class Projector:
 
     def _show_stopped(self, stopped: Mapping[int, str]) -> None:
         self._stopped = dict(stopped)
-        self._metrics.projection_stopped.set(len(stopped))
+        self._metrics.projection_stopped.labels(self._family.name).set(len(stopped))
         self.why_not_ready = "; ".join(stopped[shard] for shard in sorted(stopped))
 
     def _stop(self, shard: int, reason: str) -> None:
@@ -248,7 +247,7 @@ class Projector:
             return
         for shard, (_, reached) in moves.items():
             self._positions[shard] = reached
-            self._metrics.projected_seq.labels("sandbox", str(shard)).set(reached)
+            self._metrics.projected_seq.labels(self._family.name, str(shard)).set(reached)
         self._metrics.projected.inc(len(batches))
         self._reached = max(self._reached, group[-1].seq)
         self._has_moved = self._has_moved or bool(moves)
@@ -256,7 +255,7 @@ class Projector:
     async def _write(
         self, tables: Store, batches: Sequence[Batch], moves: Mapping[int, tuple[int, int]]
     ) -> None:
-        names = Names()
+        names = self._family.names()
         for batch in batches:
             names.add(batch.entries)
         async with tables.transaction():
@@ -290,15 +289,14 @@ class Projector:
             moves[shard] = (held, message.seq)
         return batches, moves
 
-    @staticmethod
-    def _decode(message: InputMessage, shard: int, reached: int) -> Batch:
-        batch = decode_batch(message.data, family="sandbox", shard=shard)
+    def _decode(self, message: InputMessage, shard: int, reached: int) -> Batch:
+        batch = decode_batch(message.data, family=self._family.name, shard=shard)
         if batch.prev != reached:
             raise LedgerBrokenError(
                 f"shard {shard}: a gap: the batch at {message.seq} follows {batch.prev},"
                 f" the projection is at {reached}"
             )
-        entries = _MACHINE.decode_entries(bytes(batch.entries))
+        entries = self._family.machine.decode_entries(bytes(batch.entries))
         return Batch(shard, message.seq, batch.now_ms, entries)
 
     async def heads(self) -> dict[int, int]:
@@ -313,8 +311,10 @@ class Projector:
 
     async def measure(self) -> None:
         """Keeps the lag's metric up, for ever."""
+        every = subjects.ledger(self._family.name, 0).rpartition(".")[0] + ".*"
         while True:
-            head = await self._log.last(ALL_SHARDS)
+            head = await self._log.last(every)
             if isinstance(head, Valid):
-                self._metrics.projection_lag.set(max(0, head.seq - self._reached))
+                behind = max(0, head.seq - self._reached)
+                self._metrics.projection_lag.labels(self._family.name).set(behind)
             await asyncio.sleep(CHECK_S)

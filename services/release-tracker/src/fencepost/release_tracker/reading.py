@@ -15,6 +15,7 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 from fencepost.core import ids
+from fencepost.release_tracker import tasks
 from fencepost.release_tracker.store import UNREACHABLE
 
 PAGE_MAX: Final = 500
@@ -35,6 +36,12 @@ _STEP: Final = (
     " deadline_at_ms, attempt, tries, epoch, is_cancelled AS cancelled, reason, detail, evidence,"
     " outcome, result_bytes, resolved_by, resolved_note, admitted_at_ms, ended_at_ms, admitted_seq,"
     " ended_seq, ended_index"
+)
+_DAG: Final = (
+    "dag, shard, is_closed AS closed, close_reason, finished, NULLIF(released, '') AS released,"
+    " reason, evidence, outstanding AS outstanding_count, held_ever, gone, abandoned,"
+    " nodes AS nodes_count, nodes_cancelled AS cancelled, retry_of, opened_at_ms, closed_at_ms,"
+    " answered_at_ms"
 )
 _OPEN: Final = ("pending", "fenced", "indeterminate")
 
@@ -80,6 +87,8 @@ class Reader:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Snapshot]:
+        if not self._dsn:
+            raise UnavailableError("this deployment has no PostgreSQL")
         try:
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
@@ -105,16 +114,16 @@ class Snapshot:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def position(self, shard: int) -> dict[str, int]:
+    async def position(self, shard: int, *, family: str = "sandbox") -> dict[str, int]:
         """How far a shard is projected: the sequence of its last batch, 0 for none."""
         seq = await self._connection.fetchval(
-            "SELECT seq FROM projection_position WHERE shard = $1", shard
+            "SELECT seq FROM projection_position WHERE family = $1 AND shard = $2", family, shard
         )
         return {"shard": shard, "seq": seq or 0}
 
-    async def positions(self) -> list[dict[str, int]]:
+    async def positions(self, *, family: str = "sandbox") -> list[dict[str, int]]:
         rows = await self._connection.fetch(
-            "SELECT shard, seq FROM projection_position ORDER BY shard"
+            "SELECT shard, seq FROM projection_position WHERE family = $1 ORDER BY shard", family
         )
         return [dict(row) for row in rows]
 
@@ -246,6 +255,63 @@ class Snapshot:
             NESTED_MAX,
         )
         return [dict(row) for row in rows]
+
+    async def dags(self, released: str | None, after: str, limit: int) -> Page:
+        """DAGs by id; with `released`, those whose last verdict is this one."""
+        rows = await self._connection.fetch(
+            f"SELECT {_DAG} FROM dags WHERE dag > $1"  # noqa: S608
+            " AND ($2::text IS NULL OR released = $2) ORDER BY dag LIMIT $3",
+            after,
+            released,
+            limit + 1,
+        )
+        items = [dict(row) for row in rows[:limit]]
+        more = len(rows) > limit
+        return Page(items, encode_cursor(items[-1]["dag"]) if more else None)
+
+    async def dag(self, dag: str) -> dict[str, Any] | None:
+        """One DAG with its nodes, what is outstanding, its verdicts and refusals (latest first)."""
+        fetch = self._connection.fetch
+        rows = await fetch(f"SELECT {_DAG} FROM dags WHERE dag = $1", dag)  # noqa: S608
+        if not rows:
+            return None
+        found = dict(rows[0])
+        nodes = await fetch(
+            "SELECT node, status, started_at_ms, ended_at_ms FROM dag_nodes WHERE dag = $1"
+            " ORDER BY place LIMIT $2",
+            dag,
+            NESTED_MAX,
+        )
+        found["nodes"] = [dict(row) for row in nodes]
+        open_ones = await fetch(
+            "SELECT slot, sandbox, acquisition, instance, phase, reason, evidence, since_ms"
+            " FROM acquisitions WHERE dag = $1 AND settled_seq IS NULL"
+            " ORDER BY intended_seq, acquisition LIMIT $2",
+            dag,
+            NESTED_MAX,
+        )
+        found["outstanding"] = [
+            tasks.outstanding({**row, "reason": _reason_of(row)}) for row in open_ones
+        ]
+        found["outstanding_count"] = await self._connection.fetchval(
+            "SELECT count(*) FROM acquisitions WHERE dag = $1 AND settled_seq IS NULL", dag
+        )
+        verdicts = await fetch(
+            "SELECT released, reason, evidence, cancel, outstanding AS outstanding_count,"
+            " cancelled, at_ms, seq, index FROM verdicts WHERE dag = $1"
+            " ORDER BY seq DESC, index DESC LIMIT $2",
+            dag,
+            NESTED_MAX,
+        )
+        found["verdicts"] = [dict(row) for row in verdicts]
+        return found
+
+
+def _reason_of(row: Any) -> str:
+    """Why an acquisition is outstanding, as `core.dag.verdict` words it."""
+    if row["phase"] == "releasing":
+        return row["reason"] or "pending_shard"
+    return "held" if row["phase"] == "ready" else "acquiring"
 
 
 def _sandbox(row: Any) -> dict[str, Any]:

@@ -9,24 +9,24 @@ somebody wiped the tables, or wrote them, the transaction is rolled back as a wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import asyncpg
 import msgspec
 from fencepost.core.errors import FencepostError, RetryLaterError
-from fencepost.release_tracker.projecting import VERSION, Names, Working
+from fencepost.release_tracker.dag_rows import AcquisitionRow, DagRow, NodeRow
+from fencepost.release_tracker.families import FAMILIES, Family
+from fencepost.release_tracker.projecting import VERSION
 from fencepost.release_tracker.rows import (
-    ROWS,
     AttemptRow,
     EpochRow,
     HolderRow,
-    Row,
     SandboxRow,
     StepRow,
 )
 
 LOCK_CLASS: Final = 0x4650
-"""First half of the key of a shard's advisory lock; the shard is the second."""
+"""First half of the key of a shard's advisory lock; the shard and its family are the second."""
 
 COMMAND_TIMEOUT_S: Final = 60.0
 
@@ -35,10 +35,9 @@ _TYPES: Final[Mapping[str, str]] = {
     "int": "bigint",
     "int | None": "bigint",
     "bool": "boolean",
+    "bytes": "bytea",
     "bytes | None": "bytea",
 }
-
-_R = TypeVar("_R", bound=Row)
 
 
 class MovedElsewhereError(RetryLaterError):
@@ -56,11 +55,11 @@ class Ledger(NamedTuple):
     shards: int
 
 
-def _columns(kind: type[Row]) -> tuple[str, ...]:
+def _columns(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(kind))
 
 
-def _upsert(kind: type[Row]) -> str:
+def _upsert(kind: type[Any]) -> str:
     columns = _columns(kind)
     types = [_TYPES[kind.__annotations__[column]] for column in columns]
     quoted = [f'"{column}"' for column in columns]
@@ -76,38 +75,59 @@ def _upsert(kind: type[Row]) -> str:
     )
 
 
-def _select(kind: type[Row], alias: str, rest: str) -> str:
+def _select(kind: type[Any], alias: str, rest: str) -> str:
     columns = ", ".join(f'{alias}."{column}"' for column in _columns(kind))
     return f"SELECT {columns} {rest}"
 
 
-_UPSERTS: Final = {kind: _upsert(kind) for kind in ROWS}
+_UPSERTS: Final = {kind: _upsert(kind) for family in FAMILIES for kind in family.rows}
 
-_LOAD_SANDBOXES: Final = _select(
-    SandboxRow, "s", "FROM sandboxes s WHERE s.sandbox = ANY($1::text[])"
-)
-_LOAD_EPOCHS: Final = _select(
-    EpochRow,
-    "e",
-    "FROM sandboxes s JOIN epochs e USING (sandbox, epoch) WHERE s.sandbox = ANY($1::text[])",
-)
-_LOAD_STEPS: Final = _select(
-    StepRow,
-    "s",
-    "FROM unnest($1::text[], $2::text[]) AS k (sandbox, step) JOIN steps s USING (sandbox, step)",
-)
-_LOAD_ATTEMPTS: Final = _select(
-    AttemptRow,
-    "a",
-    "FROM unnest($1::text[], $2::text[]) AS k (sandbox, step) JOIN steps s USING (sandbox, step)"
-    " JOIN attempts a USING (sandbox, step, admitted_seq, ordinal)",
-)
-_LOAD_HOLDERS: Final = _select(
-    HolderRow,
-    "h",
-    "FROM unnest($1::text[], $2::text[], $3::text[]) AS k (sandbox, kind, holder)"
-    " JOIN holders h USING (sandbox, kind, holder)",
-)
+_LOADS: Final[Mapping[tuple[type, str], str]] = {
+    (SandboxRow, "sandbox"): _select(
+        SandboxRow, "s", "FROM sandboxes s WHERE s.sandbox = ANY($1::text[])"
+    ),
+    (EpochRow, "sandbox"): _select(
+        EpochRow,
+        "e",
+        "FROM sandboxes s JOIN epochs e USING (sandbox, epoch) WHERE s.sandbox = ANY($1::text[])",
+    ),
+    (StepRow, "step"): _select(
+        StepRow,
+        "s",
+        "FROM unnest($1::text[], $2::text[]) AS k (sandbox, step)"
+        " JOIN steps s USING (sandbox, step)",
+    ),
+    (AttemptRow, "step"): _select(
+        AttemptRow,
+        "a",
+        "FROM unnest($1::text[], $2::text[]) AS k (sandbox, step)"
+        " JOIN steps s USING (sandbox, step)"
+        " JOIN attempts a USING (sandbox, step, admitted_seq, ordinal)",
+    ),
+    (HolderRow, "key"): _select(
+        HolderRow,
+        "h",
+        "FROM unnest($1::text[], $2::text[], $3::text[]) AS k (sandbox, kind, holder)"
+        " JOIN holders h USING (sandbox, kind, holder)",
+    ),
+    (DagRow, "dag"): _select(DagRow, "d", "FROM dags d WHERE d.dag = ANY($1::text[])"),
+    (NodeRow, "dag"): _select(NodeRow, "n", "FROM dag_nodes n WHERE n.dag = ANY($1::text[])"),
+    (NodeRow, "key"): _select(
+        NodeRow,
+        "n",
+        "FROM unnest($1::text[], $2::bytea[]) AS k (dag, key) JOIN dag_nodes n USING (dag, key)",
+    ),
+    (AcquisitionRow, "key"): _select(
+        AcquisitionRow,
+        "a",
+        "FROM unnest($1::text[], $2::text[]) AS k (dag, acquisition)"
+        " JOIN acquisitions a USING (dag, acquisition)",
+    ),
+}
+"""The queries that read rows back, by what they are looked for."""
+
+
+Connection: TypeAlias = asyncpg.Connection
 
 
 async def connect(dsn: str) -> asyncpg.Connection:
@@ -139,10 +159,11 @@ UNREACHABLE: Final = (
 
 
 class Store:
-    """See the module."""
+    """One family's tables and positions; see the module."""
 
-    def __init__(self, connection: asyncpg.Connection) -> None:
+    def __init__(self, connection: asyncpg.Connection, family: Family) -> None:
         self._connection = connection
+        self._family = family
 
     async def bind(self, ledger: Ledger) -> None:
         """Says which ledger this is a projection of, or checks it. Raises `WrongLedgerError`."""
@@ -167,38 +188,31 @@ class Store:
 
     async def lock(self, shards: Iterable[int]) -> list[int]:
         """Takes the locks that are free; returns the shards now held. Never waits."""
+        number, families = self._family.number, len(FAMILIES)
         rows = await self._connection.fetch(
             "SELECT shard FROM unnest($2::int[]) AS wanted (shard)"
-            " WHERE pg_try_advisory_lock($1, shard)",
+            " WHERE pg_try_advisory_lock($1, shard * $4 + $3)",
             LOCK_CLASS,
             list(shards),
+            number,
+            families,
         )
         return [row["shard"] for row in rows]
 
     async def positions(self) -> dict[int, int]:
         """The last batch of each shard that is in the tables; a shard without any is left out."""
-        rows = await self._connection.fetch("SELECT shard, seq FROM projection_position")
+        rows = await self._connection.fetch(
+            "SELECT shard, seq FROM projection_position WHERE family = $1", self._family.name
+        )
         return {row["shard"]: row["seq"] for row in rows}
 
-    async def load(self, names: Names) -> Working:
+    async def load(self, names: Any) -> Any:
         """Reads every row that the named entries may rest on."""
-        working = Working()
-        sandboxes = list(names.sandboxes)
-        steps = _transposed(names.steps, 2)
-        holders = _transposed(names.holders, 3)
-        if sandboxes:
-            await self._take(working, SandboxRow, _LOAD_SANDBOXES, sandboxes)
-            await self._take(working, EpochRow, _LOAD_EPOCHS, sandboxes)
-        if names.steps:
-            await self._take(working, StepRow, _LOAD_STEPS, *steps)
-            await self._take(working, AttemptRow, _LOAD_ATTEMPTS, *steps)
-        if names.holders:
-            await self._take(working, HolderRow, _LOAD_HOLDERS, *holders)
+        working = self._family.working()
+        for kind, by, columns in names.wanted():
+            for record in await self._connection.fetch(_LOADS[kind, by], *columns):
+                working.take(kind(**record))
         return working
-
-    async def _take(self, working: Working, kind: type[_R], sql: str, *args: Any) -> None:
-        for record in await self._connection.fetch(sql, *args):
-            working.take(kind(**record))
 
     def transaction(self) -> Any:
         return self._connection.transaction()
@@ -215,9 +229,10 @@ class Store:
         if fresh:
             done += _count(
                 await self._connection.execute(
-                    "INSERT INTO projection_position (shard, seq)"
-                    " SELECT * FROM unnest($1::int[], $2::bigint[]) ON CONFLICT DO NOTHING",
+                    "INSERT INTO projection_position (family, shard, seq)"
+                    " SELECT $3, * FROM unnest($1::int[], $2::bigint[]) ON CONFLICT DO NOTHING",
                     *_transposed(fresh, 2),
+                    self._family.name,
                 )
             )
         if known:
@@ -225,15 +240,17 @@ class Store:
                 await self._connection.execute(
                     "UPDATE projection_position p SET seq = m.reached"
                     " FROM unnest($1::int[], $2::bigint[], $3::bigint[])"
-                    " AS m (shard, was, reached) WHERE p.shard = m.shard AND p.seq = m.was",
+                    " AS m (shard, was, reached)"
+                    " WHERE p.family = $4 AND p.shard = m.shard AND p.seq = m.was",
                     *_transposed(known, 3),
+                    self._family.name,
                 )
             )
         if done != len(moves):
             raise MovedElsewhereError("the positions are not where this process left them")
 
-    async def write(self, changed: Mapping[type, Mapping[Any, Row]]) -> None:
-        for kind in ROWS:
+    async def write(self, changed: Mapping[type, Mapping[Any, Any]]) -> None:
+        for kind in self._family.rows:
             rows = changed.get(kind)
             if rows:
                 columns = zip(*(msgspec.structs.astuple(row) for row in rows.values()), strict=True)
@@ -241,16 +258,13 @@ class Store:
                     _UPSERTS[kind], *(list(column) for column in columns)
                 )
 
-    async def wipe(self) -> None:
-        """Empties the projection, in one transaction; whoever is writing it begins again."""
-        tables = ", ".join(kind.TABLE for kind in ROWS)
-        async with self._connection.transaction():
-            await self._connection.execute(
-                "LOCK TABLE projection_position IN ACCESS EXCLUSIVE MODE"
-            )
-            await self._connection.execute(
-                f"TRUNCATE projection_position, projection_ledger, {tables}"
-            )
+
+async def wipe(connection: Connection) -> None:
+    """Empties the projection of all families, in one transaction; who writes it begins again."""
+    tables = ", ".join(kind.TABLE for family in FAMILIES for kind in family.rows)
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE projection_position IN ACCESS EXCLUSIVE MODE")
+        await connection.execute(f"TRUNCATE projection_position, projection_ledger, {tables}")
 
 
 def _transposed(keys: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
