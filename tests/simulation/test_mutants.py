@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from fencepost.simulator import runs
-from fencepost.simulator.options import CHAOS_FAULTS, MESSAGE_FAULTS, Options, draw
+from fencepost.simulator.options import BASE_RATES, Options, draw
 
 from tests.simulation.mutants import MUTANTS, Mutant
 
@@ -15,8 +15,7 @@ KILLED_AT: dict[str, int] = {}
 
 def options_of(seed: int, mutant: Mutant) -> Options:
     drawn = draw(seed)
-    base = {**MESSAGE_FAULTS, **CHAOS_FAULTS}
-    added = {fault: drawn.rates.get(fault, base[fault]) for fault in mutant.faults}
+    added = {fault: drawn.rates.get(fault, BASE_RATES[fault]) for fault in mutant.faults}
     return msgspec.structs.replace(drawn, rates={**drawn.rates, **added})
 
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 from fencepost.simulator import runs
-from fencepost.simulator.options import CHAOS_FAULTS, MESSAGE_FAULTS, draw
+from fencepost.simulator.options import BASE_RATES, draw
 
 from tests.simulation.regressions import REGRESSIONS
 
@@ -10,7 +10,6 @@ from tests.simulation.regressions import REGRESSIONS
 def test_a_seed_that_found_a_bug_finds_it_no_more(name: str) -> None:
     seed, faults = REGRESSIONS[name]
     drawn = draw(seed)
-    base = {**MESSAGE_FAULTS, **CHAOS_FAULTS}
-    rates = {**drawn.rates, **{f: drawn.rates.get(f, base[f]) for f in faults}}
+    rates = {**drawn.rates, **{f: drawn.rates.get(f, BASE_RATES[f]) for f in faults}}
     report = runs.run(seed, msgspec.structs.replace(drawn, rates=rates))
     assert report.violations == []

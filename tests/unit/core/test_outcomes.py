@@ -410,6 +410,9 @@ def _expected(disk: str, policy: str, effect: str, phase: str) -> list[str]:
         if not again:
             return ["lost_with_epoch final"]
         return ["lost_with_epoch", "parked", *(["apply s1.2"] if disk == "cold" else [])]
+    if phase == "undo" and disk != "session":
+        # Other bytes may hold another attempt of it: they are asked before anything is undone.
+        return ["revoke s1.1"]
     if phase != "apply":
         return [f"{phase} s1.1"]
     if policy == "reject" and disk != "session":

@@ -85,6 +85,10 @@ def walk() -> set[tuple[str, str, str]]:
     bench.answer("p")
     for name, word in (("j", "committed"), ("n", "compensated")):
         bench.command("resolve", name, {"as": word, "who": "me", "note": ""})
+    bench.step("u")
+    bench.cancel("u")
+    bench.answer("u", verdict="already_done")
+    bench.warm()
     bench.step("x", external())
     return bench.seen
 

@@ -458,7 +458,7 @@ class ShardAuditor:
             "S-15",
             f"{name}: {entry.direction} of {entry.attempt}, the latest is {step.attempt}",
         )
-        allowed = {"revoke": ("apply", "revoke"), "undo": ("revoke", "undo")}
+        allowed = {"revoke": ("apply", "revoke", "undo"), "undo": ("revoke", "undo")}
         self._need(
             step.direction in allowed.get(entry.direction, ()),
             "S-15",

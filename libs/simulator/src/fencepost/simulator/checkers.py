@@ -317,6 +317,9 @@ class LedgerUnbroken(Checker):
         self._positions[shard] = {name: p["seq"] for name, p in batch.positions.items()}
         self._fold(shard, stored)
 
+    def recorded(self, shard: int, name: str) -> int:
+        return self._positions[shard].get(name, 0)
+
     def _fold(self, shard: int, stored: Stored) -> None:
         batch = self._decoder.decode(stored.payload)
         entries = self._machine.decode_entries(bytes(batch.entries))

@@ -314,11 +314,10 @@ class Simulation:
         return waiting
 
     def _position(self, shard: int, name: str) -> int:
-        for planner in self.planners:
-            hold = planner.holds.get(shard)
-            if hold is not None and hold.owning:
-                position = hold.positions.get(name)
-                return position.seq if position is not None else 0
+        """How far the ledger says that a stream was taken."""
+        for checker in self.checkers:
+            if isinstance(checker, checkers.LedgerUnbroken):
+                return checker.recorded(shard, name)
         return 0
 
     def state_of(self, sandbox: str, step: str) -> str:

@@ -421,7 +421,11 @@ def settle_on_same_disk(sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]:
         if step.session == sandbox.session and step.epoch == sandbox.epoch:
             continue
         moved = "epoch_moved" if step.epoch != sandbox.epoch else "session_moved"
-        if step.phase in ("revoke", "undo"):
+        if step.phase == "undo" and moved == "epoch_moved":
+            # What is to be undone was a word about other bytes. An older point of the disk may hold
+            # an earlier attempt, of which only the step's own record tells: it is asked anew.
+            entries.append(_fence(sandbox, name, step, "revoke", reason=step.reason, no=no))
+        elif step.phase in ("revoke", "undo"):
             entries.append(
                 _fence(
                     sandbox,

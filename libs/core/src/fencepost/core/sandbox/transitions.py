@@ -38,10 +38,11 @@ STEP: Final = (
     Arrow("m", "revoke", "undo", "fenced", "too late: the journal holds it as done"),
     Arrow("n", "revoke", "indeterminate", "indeterminate", "what became of it cannot be known"),
     Arrow("o", "undo", "undo", "fenced", "the undo failed, or the session moved: once more"),
-    Arrow("p", "undo", "compensated", "compensated", "it was taken back"),
-    Arrow("q", "undo", "indeterminate", "indeterminate", "it cannot be taken back"),
-    Arrow("r", "indeterminate", "committed", "resolved", "an operator found it to be there"),
-    Arrow("s", "indeterminate", "compensated", "resolved", "an operator found it not to be there"),
+    Arrow("p", "undo", "revoke", "fenced", "the epoch moved: these bytes are asked anew"),
+    Arrow("q", "undo", "compensated", "compensated", "it was taken back"),
+    Arrow("r", "undo", "indeterminate", "indeterminate", "it cannot be taken back"),
+    Arrow("s", "indeterminate", "committed", "resolved", "an operator found it to be there"),
+    Arrow("t", "indeterminate", "compensated", "resolved", "an operator found it not to be there"),
 )
 
 # Where a sandbox's epoch and session stand.
