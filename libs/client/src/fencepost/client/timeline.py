@@ -166,4 +166,6 @@ _WORDS: Final[dict[type, Callable[[Any], str]]] = {
     e.Releasing: lambda x: f"releasing: {x.reason}",
     e.StopAnsweredEntry: lambda x: f"stop of {x.instance} answered {_why(x.answer, x.detail)}",
     e.GoneEntry: lambda x: f"gone: {_why(x.evidence, x.instance)}",
+    e.StrayFound: lambda x: f"{x.ref.instance} runs under this name and is nobody's: to be stopped",
+    e.StrayGone: lambda x: f"nobody's {x.ref.instance} is gone: {x.evidence}",
 }

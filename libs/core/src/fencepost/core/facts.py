@@ -1,5 +1,5 @@
 """
-What gateways report about sandboxes: durable inputs of a sandbox's shard.
+What gateways report about sandboxes, and sweepers propose: durable inputs of a sandbox's shard.
 
 A fact says what was seen, never what follows from it; the shard decides that.
 """
@@ -155,6 +155,45 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone", tag_field="kin
     ref: Ref
 
 
+class Stray(msgspec.Struct, frozen=True, kw_only=True, tag="stray", tag_field="kind"):
+    """
+    A sweeper's proposal: a provider lists this thing under this sandbox's label, and nothing that
+    it was told vouches for it. The shard, which knows, decides.
+
+    `create_id`, `dag` and `acquisition` are the labels that it was made with, "" where absent.
+    """
+
+    sandbox: str
+    ref: Ref
+    create_id: str = ""
+    dag: str = ""
+    acquisition: str = ""
+    observes_gone: bool = True
+
+
+class Orphaned(msgspec.Struct, frozen=True, kw_only=True, tag="orphaned", tag_field="kind"):
+    """
+    A sweeper's proposal: this holder's DAG, asked with proof, does not have this acquisition.
+
+    An acquisition's id is used once and is in its DAG before the sandbox's shard hears of it, so
+    what the DAG does not have now it never will.
+    """
+
+    sandbox: str
+    dag: str
+    acquisition: str
+    evidence: str
+
+
 Fact: TypeAlias = (
-    Assigned | CreateFailed | Found | Marked | AttachFailed | Lost | StopAnswered | Gone
+    Assigned
+    | CreateFailed
+    | Found
+    | Marked
+    | AttachFailed
+    | Lost
+    | StopAnswered
+    | Gone
+    | Stray
+    | Orphaned
 )

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 from fencepost.core import limits
+from fencepost.core.facts import Ref
 from fencepost.core.machine import TermOpened
 from fencepost.core.sandbox import entries as e
 from fencepost.core.steps import StepSpec, digest_of
@@ -91,6 +92,7 @@ class ShardAuditor:
         self._committed = 0
         self._compensated = 0
         self._sandboxes: dict[str, _Sandbox] = {}
+        self._strays: set[tuple[str, Ref]] = set()
         self._between: list[tuple[str, str]] = []
         self._found: list[Violation] = []
         self._at = (0, 0)
@@ -194,6 +196,9 @@ class ShardAuditor:
         if isinstance(entry, e.Refused):
             self._refused += 1
             return
+        if isinstance(entry, e.StrayFound | e.StrayGone):
+            self._stray(entry)
+            return
         judge = _JUDGES.get(type(entry))
         if not self._need(judge is not None, "I8", f"an entry of kind {type(entry).__name__}"):
             return
@@ -219,6 +224,25 @@ class ShardAuditor:
                 f"{entry.sandbox} is gone for good, then {type(entry).__name__}",
             )
         judge(self, sandbox, entry)
+
+    def _stray(self, entry: e.StrayFound | e.StrayGone) -> None:
+        """Of the sandbox's name alone: nothing of the sandbox itself may be called a stray."""
+        key = (entry.sandbox, entry.ref)
+        if isinstance(entry, e.StrayGone):
+            self._need(key in self._strays, "S-15", f"a stray of {entry.sandbox} gone, not found")
+            self._strays.discard(key)
+            return
+        self._need(key not in self._strays, "S-15", f"a stray of {entry.sandbox} found twice")
+        self._strays.add(key)
+        sandbox = self._sandboxes.get(entry.sandbox)
+        if sandbox is not None:
+            is_its_own = sandbox.instance == entry.ref.instance and not sandbox.instance_gone
+            self._need(not is_its_own, "I6", f"{entry.sandbox}: its own instance called a stray")
+            self._need(
+                entry.create_id not in sandbox.creates,
+                "I6",
+                f"{entry.sandbox}: what {entry.create_id} makes called a stray",
+            )
 
     def _created(self, sandbox: _Sandbox, entry: e.Created) -> None:
         self._need(not sandbox.created, "S-15", f"{entry.sandbox} created twice")

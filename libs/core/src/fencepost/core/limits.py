@@ -32,6 +32,9 @@ OPEN_STEPS_PER_SHARD_MAX: Final = 20_000
 SANDBOXES_PER_SHARD_MAX: Final = 100_000
 HOLDERS_PER_SANDBOX_MAX: Final = 64
 CLAIMS_PER_SANDBOX_MAX: Final = 64
+# DAGs that let go of a sandbox which is not gone, and are still to be told.
+DEBTORS_PER_SANDBOX_MAX: Final = 4_096
+STRAYS_PER_SHARD_MAX: Final = 1_000
 
 # DAGs.
 DAGS_PER_SHARD_MAX: Final = 200_000
@@ -40,6 +43,14 @@ ACQUISITIONS_PER_DAG_MAX: Final = 20_000
 NAME_BYTES_MAX: Final = 1_024
 CANCEL_BOUND_MS_MAX: Final = 60_000
 ANSWERS_REMEMBERED_PER_DAG: Final = 64
+CANCELS_WAITING_PER_DAG_MAX: Final = 1_024
+# Of one input or one turn, so that its entries fit a batch; the rest follows in the next turns.
+RELEASES_PER_TURN: Final = 100
+ANSWERS_PER_TURN: Final = 16
+TOLD_PER_TURN: Final = 16
+# DAGs with a last verdict: so many are kept whole, and so many more as their verdict.
+DAGS_ENDED_WHOLE: Final = 2_000
+DAGS_ENDED_REMEMBERED: Final = 50_000
 
 # Attempts.
 ATTEMPTS_MAX_DEFAULT: Final = 5

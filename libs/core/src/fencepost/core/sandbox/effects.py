@@ -16,7 +16,7 @@ from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import orders
 from fencepost.core.sandbox.admission import undo_call
 from fencepost.core.sandbox.hints import Hints
-from fencepost.core.sandbox.state import Sandbox, SandboxShard, Step
+from fencepost.core.sandbox.state import Sandbox, SandboxShard, Step, StrayState
 
 _LIFE = (
     e.Requested,
@@ -46,6 +46,9 @@ def effects_of(state: SandboxShard, hints: Hints, entry: e.SandboxEntry) -> Iter
             hints.push_due(state, entry.spec.deadline_at_ms, entry.sandbox, entry.step)  # type: ignore[union-attr]
     elif kind is e.Attached:
         hints.unsettled[entry.sandbox] = None  # type: ignore[union-attr]
+    elif kind is e.StrayFound:
+        for stray in state.strays[entry.sandbox]:  # type: ignore[union-attr]
+            yield from _stop_stray(entry.sandbox, stray, hints, hints.latest_ms)  # type: ignore[union-attr]
     elif kind in (e.Created, e.RebuildIntended):
         hints.check_at_ms = 0  # where no gateway was named yet, one is looked for at once
     elif kind in _LIFE:
@@ -64,6 +67,21 @@ def effects(state: SandboxShard, hints: Hints, now_ms: int) -> Iterator[Effect]:
             dispatch = dispatch_of(sandbox, name, sandbox.steps[name])
             if dispatch is not None:
                 yield dispatch
+    for sandbox_id, strays in state.strays.items():
+        for stray in strays:
+            yield from _stop_stray(sandbox_id, stray, hints, now_ms)
+
+
+def _stop_stray(sandbox_id: str, stray: StrayState, hints: Hints, now_ms: int) -> Iterator[Effect]:
+    ref = stray.ref
+    gateway = hints.choose_for_authority(sandbox_id, ref.authority, "", now_ms)
+    if gateway:
+        yield Effect(
+            key=f"stray/{sandbox_id}/{ref.native_id}/{ref.instance}/{gateway}",
+            since_ms=stray.since_ms,
+            target=gateway,
+            order=orders.StopOrder(sandbox=sandbox_id, create_id="", ref=ref),
+        )
 
 
 def dispatch_of(sandbox: Sandbox, name: str, step: Step) -> Effect | None:
@@ -266,4 +284,6 @@ _SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
     e.Releasing: ("releasing", ("reason",)),
     e.StopAnsweredEntry: ("stop_answered", ("answer", "detail")),
     e.GoneEntry: ("gone", ("instance", "evidence")),
+    e.StrayFound: ("stray_found", ("ref", "create_id", "dag", "acquisition")),
+    e.StrayGone: ("stray_gone", ("ref", "evidence")),
 }

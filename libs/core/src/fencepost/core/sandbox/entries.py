@@ -236,8 +236,11 @@ class HolderAdded(_Entry, frozen=True, kw_only=True, tag="holder_added"):
 
 
 class HolderRemoved(_Entry, frozen=True, kw_only=True, tag="holder_removed"):
+    """`reason` says why, where the DAG itself did not let go."""
+
     dag: str
     acquisition: str
+    reason: str = ""
 
 
 class ToldEntry(_Entry, frozen=True, kw_only=True, tag="told"):
@@ -280,6 +283,26 @@ class GoneEntry(_Entry, frozen=True, kw_only=True, tag="gone"):
     evidence: str
 
 
+class StrayFound(_Entry, frozen=True, kw_only=True, tag="stray_found"):
+    """
+    Something runs under this sandbox's label that nothing in the state vouches for.
+
+    A stop of exactly this instance is owed until `stray_gone`. The sandbox itself is not touched:
+    it may be gone, or may never have been known here.
+    """
+
+    ref: Ref
+    create_id: str = ""
+    dag: str = ""
+    acquisition: str = ""
+    observes_gone: bool = True
+
+
+class StrayGone(_Entry, frozen=True, kw_only=True, tag="stray_gone"):
+    ref: Ref
+    evidence: str
+
+
 SandboxEntry: TypeAlias = (
     TermOpened
     | Refused
@@ -311,4 +334,6 @@ SandboxEntry: TypeAlias = (
     | Releasing
     | StopAnsweredEntry
     | GoneEntry
+    | StrayFound
+    | StrayGone
 )

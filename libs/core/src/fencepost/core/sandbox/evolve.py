@@ -20,6 +20,7 @@ from fencepost.core.sandbox.state import (
     Sandbox,
     SandboxShard,
     Step,
+    StrayState,
 )
 
 
@@ -352,6 +353,19 @@ def _gone(state: SandboxShard, entry: e.GoneEntry, _place: Place, _now_ms: int) 
     _note_busy(state, sandbox)
 
 
+def _stray_found(state: SandboxShard, entry: e.StrayFound, _place: Place, now_ms: int) -> None:
+    stray = StrayState(ref=entry.ref, observes_gone=entry.observes_gone, since_ms=now_ms)
+    state.strays.setdefault(entry.sandbox, []).append(stray)
+
+
+def _stray_gone(state: SandboxShard, entry: e.StrayGone, _place: Place, _now_ms: int) -> None:
+    left = [stray for stray in state.strays[entry.sandbox] if stray.ref != entry.ref]
+    if left:
+        state.strays[entry.sandbox] = left
+    else:
+        del state.strays[entry.sandbox]
+
+
 def _close(
     state: SandboxShard,
     entry: e.Committed | e.Compensated | e.Resolved,
@@ -429,4 +443,6 @@ _BY_KIND: dict[type, Callable[[SandboxShard, Any, Place, int], None]] = {
     e.Releasing: _releasing,
     e.StopAnsweredEntry: _stop_answered,
     e.GoneEntry: _gone,
+    e.StrayFound: _stray_found,
+    e.StrayGone: _stray_gone,
 }

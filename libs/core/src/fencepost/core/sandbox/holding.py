@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
 from fencepost.core import facts, limits
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.hints import Hints
@@ -39,6 +40,8 @@ def hold(state: SandboxShard, hints: Hints, value: Hold, now_ms: int) -> list[e.
     if sandbox is None:
         if value.spec is None:
             return [_refused(value, "unknown_sandbox")]
+        if value.sandbox in state.strays:
+            return [_refused(value, "sandbox_exists")]  # made before this ledger knew it
         if len(state.sandboxes) >= limits.SANDBOXES_PER_SHARD_MAX:
             return [_refused(value, "overloaded")]
         made: list[e.SandboxEntry] = [
@@ -100,6 +103,17 @@ def unhold(state: SandboxShard, value: Unhold) -> list[e.SandboxEntry]:
         owed = {**sandbox.debtors, value.dag: value.acquisition}
         entries += begin_release(sandbox, "no_holder", owed.items())
     return entries
+
+
+def orphaned(state: SandboxShard, value: facts.Orphaned) -> list[e.SandboxEntry]:
+    """Lets go for a DAG that does not have this acquisition; nothing where it holds it not."""
+    sandbox = state.sandboxes.get(value.sandbox)
+    if sandbox is None or sandbox.holders.get(value.dag) != value.acquisition:
+        return []
+    unheld = Unhold(dag=value.dag, acquisition=value.acquisition, sandbox=value.sandbox)
+    removed, *rest = unhold(state, unheld)
+    reason = f"orphaned: {value.evidence}"[:200]
+    return [msgspec.structs.replace(removed, reason=reason), *rest]
 
 
 def unclaim(sandbox: Sandbox, claim: str) -> list[e.SandboxEntry]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from fencepost.core import facts, limits
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import holding, outcomes
+from fencepost.core.sandbox import holding, outcomes, strays
 from fencepost.core.sandbox.admission import refuse, unknown_sandbox
 from fencepost.core.sandbox.hints import Hints
 from fencepost.core.sandbox.inputs import CommandReceived
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
-from fencepost.core.steps import SandboxCommand
+from fencepost.core.steps import SandboxCommand, spec_problem
 
 # Ending a former session's processes may take as long as a lease.
 _MARKING_LEASES = 4
@@ -36,17 +36,14 @@ def create(
         )
     if unknown_sandbox(state, value, "create")[0].reason == "misrouted":  # type: ignore[union-attr]
         return unknown_sandbox(state, value, "create")
+    if value.sandbox in state.strays:
+        detail = "something made under this id still runs, and is being stopped"
+        return refuse(value, "create", "sandbox_exists", field="sandbox", detail=detail)
     if len(state.sandboxes) >= limits.SANDBOXES_PER_SHARD_MAX:
         return refuse(value, "create", "overloaded", detail="too many sandboxes in this shard")
     spec = command.spec
-    if not 16 <= spec.memory_mb <= 1 << 20:
-        return refuse(
-            value, "create", "out_of_range", field="spec.memory_mb", detail="expected 16 to 1048576"
-        )
-    if not 1 <= spec.processes <= 1 << 16:
-        return refuse(
-            value, "create", "out_of_range", field="spec.processes", detail="expected 1 to 65536"
-        )
+    if (wrong := spec_problem(spec)) is not None:
+        return refuse(value, "create", "out_of_range", field=wrong[0], detail=wrong[1])
     create_id = value.sandbox
     entries: list[e.SandboxEntry] = [
         e.Created(sandbox=value.sandbox, spec=spec, create_id=create_id),
@@ -77,11 +74,17 @@ def release(state: SandboxShard, value: CommandReceived) -> list[e.SandboxEntry]
 
 def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> list[e.SandboxEntry]:
     """Decides one fact. A fact about nothing that is open is passed over: it came late."""
+    if isinstance(value, facts.Stray):
+        return strays.found(state, value)
+    if isinstance(value, facts.StopAnswered | facts.Gone) and strays.is_about(state, value):
+        return strays.heard(state, value)
     sandbox = state.sandboxes.get(value.sandbox)
     if sandbox is None or sandbox.gone:
         return []
     match value:
         case facts.Assigned():
+            if strays.is_about(state, value):
+                return []  # a stop of it is owed: it is nobody's any more
             return _assigned(sandbox, value)
         case facts.CreateFailed():
             return _create_failed(sandbox, value)
@@ -97,6 +100,8 @@ def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> l
             return _stop_answered(sandbox, hints, value, now_ms)
         case facts.Gone():
             return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
+        case facts.Orphaned():
+            return holding.orphaned(state, value)
 
 
 def _assigned(sandbox: Sandbox, value: facts.Assigned) -> list[e.SandboxEntry]:

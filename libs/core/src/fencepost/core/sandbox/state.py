@@ -121,8 +121,20 @@ class Sandbox(msgspec.Struct, kw_only=True):
         )
 
 
+class StrayState(msgspec.Struct, kw_only=True):
+    """Something that runs and is nobody's: a stop of it is owed until it is gone."""
+
+    ref: Ref
+    observes_gone: bool
+    since_ms: int
+
+
 class SandboxShard(msgspec.Struct, kw_only=True):
-    """`busy` names the sandboxes that owe something to the outside, or wait for it."""
+    """
+    `busy` names the sandboxes that owe something to the outside, or wait for it.
+
+    `strays` are by the sandbox that their label names, whether there is such a sandbox or not.
+    """
 
     shard: int
     shards: int
@@ -130,5 +142,6 @@ class SandboxShard(msgspec.Struct, kw_only=True):
     owner: str = ""
     sandboxes: dict[str, Sandbox] = {}
     busy: dict[str, None] = {}
+    strays: dict[str, list[StrayState]] = {}
     open_steps: int = 0
     poisoned: int = 0
