@@ -97,6 +97,15 @@ class SandboxSpec(
     options: dict[str, str] = {}
 
 
+def spec_problem(spec: SandboxSpec) -> tuple[str, str] | None:
+    """The field of a spec that is out of its bounds, and what was expected; None where none is."""
+    if not 16 <= spec.memory_mb <= 1 << 20:
+        return "spec.memory_mb", "expected 16 to 1048576"
+    if not 1 <= spec.processes <= 1 << 16:
+        return "spec.processes", "expected 1 to 65536"
+    return None
+
+
 class SandboxCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
     Creates a sandbox by hand, as published on `fp.v1.cmd.create.<sandbox>.<id>`.

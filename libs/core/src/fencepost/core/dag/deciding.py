@@ -8,6 +8,7 @@ Rule 3: a slot is a value. It is compared as it is, byte for byte, and never nor
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -15,11 +16,12 @@ from fencepost.core import ids, limits
 from fencepost.core.dag import commands as c
 from fencepost.core.dag import entries as e
 from fencepost.core.dag import verdict
-from fencepost.core.dag.state import Acquisition, Dag, DagShard
+from fencepost.core.dag.state import Acquisition, Dag, DagShard, Past
 from fencepost.core.shard_messages import Told
+from fencepost.core.steps import SandboxSpec, spec_problem
 
-RELEASES_PER_TURN: Final = 100
-_ON_ITS_WAY: Final = ("intent", "requested")
+_NOT_FINAL: Final = ("waiting", "running")
+_STATUS_MAX: Final = 64
 
 
 class CommandReceived(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +44,8 @@ def command(state: DagShard, value: CommandReceived, now_ms: int) -> list[e.DagE
         return _open(state, value, asked)
     dag = state.dags.get(value.dag)
     if dag is None:
-        if ids.shard_of(value.dag, state.shards) != state.shard:
-            return _refuse(value, "misrouted", "dag", "this DAG belongs to another shard")
-        return _refuse(value, "unknown_dag", "dag", f"there is no DAG {value.dag!r}; open it first")
+        past = state.past.get(value.dag)
+        return _unknown(state, value) if past is None else _of_the_past(value, past)
     match asked:
         case c.Start():
             return _start(dag, value, asked)
@@ -62,6 +63,37 @@ def command(state: DagShard, value: CommandReceived, now_ms: int) -> list[e.DagE
             return _cancel(dag, value, asked, now_ms)
         case _:
             return _finish(dag, asked)
+
+
+def _unknown(state: DagShard, value: CommandReceived) -> list[e.DagEntry]:
+    if ids.shard_of(value.dag, state.shards) != state.shard:
+        return _refuse(value, "misrouted", "dag", "this DAG belongs to another shard")
+    if _is_forgotten(state, value.dag):
+        return _refuse(value, "too_old", "dag", "it ended long ago; the projection knows it")
+    return _refuse(value, "unknown_dag", "dag", f"there is no DAG {value.dag!r}; open it first")
+
+
+def _is_forgotten(state: DagShard, dag: str) -> bool:
+    minted_ms = ids.ulid_ms(dag)
+    return minted_ms is not None and minted_ms <= state.past_floor_ms
+
+
+def _of_the_past(value: CommandReceived, past: Past) -> list[e.DagEntry]:
+    match value.command:
+        case c.Cancel():
+            return [
+                e.Answered(
+                    dag=value.dag,
+                    verdict=past.verdict,
+                    evidence=past.evidence,
+                    cancel=value.id,
+                    cancelled=past.cancelled_nodes,
+                )
+            ]
+        case c.Finish() | c.FinishNode():
+            return []
+        case _:
+            return _refuse(value, "dag_closed", "dag", "it ended, and everything of it is settled")
 
 
 def malformed(value: CommandMalformed) -> list[e.DagEntry]:
@@ -89,9 +121,13 @@ def _refuse(value: CommandReceived, reason: str, field: str, detail: str) -> lis
 def _open(state: DagShard, value: CommandReceived, asked: c.Open) -> list[e.DagEntry]:
     known = state.dags.get(value.dag)
     if known is not None:
-        return []
-    if ids.shard_of(value.dag, state.shards) != state.shard:
-        return _refuse(value, "misrouted", "dag", "this DAG belongs to another shard")
+        if list(known.nodes) == asked.nodes:
+            return []
+        return _refuse(value, "dag_exists", "nodes", "it is open with other nodes")
+    if value.dag in state.past:
+        return _refuse(value, "dag_exists", "dag", "this id was used before")
+    if _unknown(state, value)[0].reason != "unknown_dag":  # type: ignore[union-attr]
+        return _unknown(state, value)
     if len(state.dags) >= limits.DAGS_PER_SHARD_MAX:
         return _refuse(value, "overloaded", "", "too many DAGs in this shard; send it again later")
     if len(asked.nodes) > limits.NODES_PER_DAG_MAX or len(set(asked.nodes)) != len(asked.nodes):
@@ -132,11 +168,15 @@ def _start(dag: Dag, value: CommandReceived, asked: c.Start) -> list[e.DagEntry]
 def _finish_node(dag: Dag, value: CommandReceived, asked: c.FinishNode) -> list[e.DagEntry]:
     if asked.node not in dag.nodes:
         return _refuse(value, "unknown_node", "node", "the DAG has no such node")
-    if dag.nodes[asked.node] not in ("waiting", "running"):
+    if asked.status in _NOT_FINAL or not 0 < len(asked.status) <= _STATUS_MAX:
+        return _refuse(value, "out_of_range", "status", "expected a final status, one word")
+    if len(asked.release) > limits.RELEASES_PER_TURN:
+        return _refuse(
+            value, "out_of_range", "release", f"expected up to {limits.RELEASES_PER_TURN} slots"
+        )
+    if dag.nodes[asked.node] not in _NOT_FINAL:
         return []
-    entries: list[e.DagEntry] = [
-        e.NodeFinished(dag=dag.id, node=asked.node, status=asked.status[:64])
-    ]
+    entries: list[e.DagEntry] = [e.NodeFinished(dag=dag.id, node=asked.node, status=asked.status)]
     for slot in dict.fromkeys(asked.release):
         acquisition = dag.acquisitions.get(dag.slots.get(slot, ""))
         if acquisition is not None and acquisition.phase != "releasing":
@@ -149,7 +189,7 @@ def _acquire(
     value: CommandReceived,
     slot: str,
     sandbox: str,
-    spec: Any,
+    spec: SandboxSpec | None,
     *,
     replace: bool,
 ) -> list[e.DagEntry]:
@@ -162,13 +202,15 @@ def _acquire(
         return _refuse(value, "out_of_range", "slot", problem)
     if len(dag.acquisitions) >= limits.ACQUISITIONS_PER_DAG_MAX:
         return _refuse(value, "overloaded", "", "too many acquisitions are open in this DAG")
+    if spec is not None and (wrong := spec_problem(spec)):
+        return _refuse(value, "out_of_range", *wrong)
+    if sandbox in dag.held:
+        return _refuse(value, "already_held", "sandbox", "a slot of this DAG names it already")
     entries: list[e.DagEntry] = [
         e.Intended(dag=dag.id, acquisition=value.id, slot=slot, sandbox=sandbox, spec=spec)
     ]
     old = dag.acquisitions.get(dag.slots.get(slot, ""))
     if old is not None:
-        if old.sandbox == sandbox:
-            return _refuse(value, "already_held", "sandbox", "the slot names this sandbox already")
         if not replace:
             return _refuse(
                 value, "slot_taken", "slot", "it names another sandbox; say `replace` to move it"
@@ -176,8 +218,6 @@ def _acquire(
         entries.append(e.Moved(dag=dag.id, slot=slot, old=old.id, new=value.id))
         if old.phase != "releasing":
             entries.append(_begin(dag, old, "replaced"))
-    if any(a.sandbox == sandbox and a.phase != "releasing" for a in dag.acquisitions.values()):
-        return _refuse(value, "already_held", "sandbox", "another slot of this DAG holds it")
     return entries
 
 
@@ -199,6 +239,8 @@ def _release_slot(dag: Dag, value: CommandReceived, slot: str) -> list[e.DagEntr
 def _cancel(dag: Dag, value: CommandReceived, asked: c.Cancel, now_ms: int) -> list[e.DagEntry]:
     if value.id in dag.cancels or value.id in dag.answered:
         return []
+    if len(dag.cancels) >= limits.CANCELS_WAITING_PER_DAG_MAX:
+        return _refuse(value, "overloaded", "", "so many cancels wait for the answer already")
     answer_by_ms = now_ms + max(0, min(asked.bound_ms, limits.CANCEL_BOUND_MS_MAX))
     if dag.closed:
         return [e.CancelAsked(dag=dag.id, cancel=value.id, answer_by_ms=answer_by_ms)]
@@ -210,7 +252,7 @@ def _cancel(dag: Dag, value: CommandReceived, asked: c.Cancel, now_ms: int) -> l
 def _finish(dag: Dag, asked: c.Finish) -> list[e.DagEntry]:
     if dag.finished:
         return []
-    entries: list[e.DagEntry] = [e.Finished(dag=dag.id, status=asked.status[:64])]
+    entries: list[e.DagEntry] = [e.Finished(dag=dag.id, status=asked.status[:64] or "finished")]
     if not dag.closed:
         entries.append(e.Closed(dag=dag.id, reason="finished"))
     return entries
@@ -266,19 +308,17 @@ def owed(dag: Dag, now_ms: int) -> list[e.DagEntry]:
     """What a DAG owes by now: releases behind the barrier, answers, and a changed verdict."""
     if not dag.closed:
         return []
-    begun: list[e.DagEntry] = []
-    for acquisition in dag.acquisitions.values():
-        if acquisition.phase != "releasing":
-            begun.append(_begin(dag, acquisition, dag.close_reason))
-            if len(begun) >= RELEASES_PER_TURN:
-                break
-    if begun:
-        return begun
+    if dag.held:
+        reason = "finished" if dag.finished else "cancelled"
+        return [
+            _begin(dag, dag.acquisitions[name], reason)
+            for name in islice(dag.held.values(), limits.RELEASES_PER_TURN)
+        ]
     found = verdict.judge(dag)
+    now = found.verdict != "unconfirmed" or found.reason in verdict.SETTLED_BY_OTHERS
+    due = (cancel for cancel, by_ms in dag.cancels.items() if now or now_ms >= by_ms)
     answers: list[e.DagEntry] = [
-        _answer(dag, found, cancel)
-        for cancel, by_ms in dag.cancels.items()
-        if found.verdict != "unconfirmed" or now_ms >= by_ms
+        _answer(dag, found, cancel) for cancel in islice(due, limits.ANSWERS_PER_TURN)
     ]
     if not answers and not dag.cancels and dag.told != f"{found.verdict}/{found.reason}":
         answers.append(_answer(dag, found, ""))

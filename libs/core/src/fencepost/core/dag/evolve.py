@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fencepost.core import limits
+from fencepost.core import ids, limits
 from fencepost.core.dag import entries as e
-from fencepost.core.dag.state import Acquisition, Dag, DagShard
+from fencepost.core.dag import verdict
+from fencepost.core.dag.state import Acquisition, Dag, DagShard, Past
 from fencepost.core.machine import Place, TermOpened
 
 
@@ -30,6 +31,7 @@ def _refused(state: DagShard, entry: e.Refused, _now_ms: int) -> None:
 
 def _opened(state: DagShard, entry: e.Opened, now_ms: int) -> None:
     assert entry.dag not in state.dags, "a DAG is opened once"
+    assert entry.dag not in state.past, "a DAG is opened once"
     state.dags[entry.dag] = Dag(
         id=entry.dag,
         nodes=dict.fromkeys(entry.nodes, "waiting"),
@@ -57,6 +59,7 @@ def _intended(state: DagShard, entry: e.Intended, now_ms: int) -> None:
         since_ms=now_ms,
     )
     dag.slots.setdefault(entry.slot, entry.acquisition)
+    dag.held[entry.sandbox] = entry.acquisition
 
 
 def _progressed(state: DagShard, entry: e.Progressed, now_ms: int) -> None:
@@ -100,10 +103,13 @@ def _closed(state: DagShard, entry: e.Closed, _now_ms: int) -> None:
 def _cancel_asked(state: DagShard, entry: e.CancelAsked, _now_ms: int) -> None:
     state.dags[entry.dag].cancels[entry.cancel] = entry.answer_by_ms
     state.busy[entry.dag] = None
+    state.ended.pop(entry.dag, None)
 
 
 def _release_begun(state: DagShard, entry: e.ReleaseBegun, now_ms: int) -> None:
-    acquisition = state.dags[entry.dag].acquisitions[entry.acquisition]
+    dag = state.dags[entry.dag]
+    acquisition = dag.acquisitions[entry.acquisition]
+    _let_go(dag, acquisition)
     acquisition.phase = "releasing"
     acquisition.reason = ""
     acquisition.since_ms = now_ms
@@ -117,9 +123,12 @@ def _release_heard(state: DagShard, entry: e.ReleaseHeard, _now_ms: int) -> None
 
 def _release_settled(state: DagShard, entry: e.ReleaseSettled, _now_ms: int) -> None:
     dag = state.dags[entry.dag]
-    _drop(dag, entry.acquisition)
+    settled = _drop(dag, entry.acquisition)
     dag.gone += 1
-    dag.last_evidence = entry.evidence
+    if settled.ref is None:
+        dag.held_ever += 1  # it was let go before it was heard of, and was there all the same
+    if dag.evidence not in verdict.WEAK_EVIDENCE:
+        dag.evidence = entry.evidence
 
 
 def _abandoned(state: DagShard, entry: e.Abandoned, _now_ms: int) -> None:
@@ -128,10 +137,17 @@ def _abandoned(state: DagShard, entry: e.Abandoned, _now_ms: int) -> None:
     dag.abandoned += 1
 
 
-def _drop(dag: Dag, acquisition_id: str) -> None:
+def _drop(dag: Dag, acquisition_id: str) -> Acquisition:
     acquisition = dag.acquisitions.pop(acquisition_id)
+    _let_go(dag, acquisition)
     if dag.slots.get(acquisition.slot) == acquisition_id:
         del dag.slots[acquisition.slot]
+    return acquisition
+
+
+def _let_go(dag: Dag, acquisition: Acquisition) -> None:
+    if dag.held.get(acquisition.sandbox) == acquisition.id:
+        del dag.held[acquisition.sandbox]
 
 
 def _finished(state: DagShard, entry: e.Finished, _now_ms: int) -> None:
@@ -139,7 +155,9 @@ def _finished(state: DagShard, entry: e.Finished, _now_ms: int) -> None:
 
 
 def _answered(state: DagShard, entry: e.Answered, _now_ms: int) -> None:
-    dag = state.dags[entry.dag]
+    dag = state.dags.get(entry.dag)
+    if dag is None:
+        return  # one that ended long ago, answered once more from what is remembered of it
     if entry.cancel:
         dag.cancels.pop(entry.cancel, None)
         dag.answered[entry.cancel] = None
@@ -148,6 +166,28 @@ def _answered(state: DagShard, entry: e.Answered, _now_ms: int) -> None:
     dag.told = f"{entry.verdict}/{entry.reason}"
     if not dag.cancels and not dag.acquisitions:
         state.busy.pop(dag.id, None)
+        state.ended[dag.id] = None
+        if len(state.ended) > limits.DAGS_ENDED_WHOLE:
+            _retire(state, next(iter(state.ended)))
+
+
+def _retire(state: DagShard, name: str) -> None:
+    """Keeps of a DAG what another cancel is answered from; of the oldest, nothing."""
+    del state.ended[name]
+    dag = state.dags.pop(name)
+    state.past[name] = Past(
+        verdict.judge(dag).verdict,
+        dag.evidence,
+        dag.held_ever,
+        dag.gone,
+        dag.abandoned,
+        dag.cancelled_nodes,
+        dag.opened_at_ms,
+    )
+    if len(state.past) > limits.DAGS_ENDED_REMEMBERED:
+        oldest = next(iter(state.past))
+        del state.past[oldest]
+        state.past_floor_ms = max(state.past_floor_ms, ids.ulid_ms(oldest) or 0)
 
 
 _BY_KIND: dict[type, Callable[[DagShard, Any, int], None]] = {

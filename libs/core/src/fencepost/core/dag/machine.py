@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from fencepost.core import ids
 from fencepost.core.dag import commands as c
 from fencepost.core.dag import deciding, evolve, verdict
 from fencepost.core.dag import entries as e
-from fencepost.core.dag.state import Dag, DagShard
+from fencepost.core.dag.state import Dag, DagShard, Past
 from fencepost.core.errors import LedgerBrokenError, PoisonedError
 from fencepost.core.machine import Effect, Event, Message, Place, TermOpened
 from fencepost.core.sandbox.inputs import Poison, Tick
@@ -23,10 +24,10 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Hints(msgspec.Struct, kw_only=True):
-    """DAGs to look at in the next tick, and the next time at which a cancel's bound ends."""
+    """DAGs to look at in the next tick, and a heap of when a cancel's bound ends, and whose."""
 
     touched: dict[str, None] = {}
-    bound_at_ms: int | None = None
+    bounds: list[tuple[int, str]] = []
     synced: bool = False
 
 
@@ -47,15 +48,16 @@ class DagMachine:
                 return [_TOLD.decode(data)]
             except msgspec.MsgspecError as error:
                 raise PoisonedError(f"not a message to a dag shard: {error}") from error
-        kind, dag, id_ = subject.split(".")[-3:]
-        if kind != "dag":
-            raise PoisonedError(f"not a DAG's command: {kind!r}")
+        tokens = subject.split(".")
+        if len(tokens) < 3 or tokens[-3] != "dag":
+            raise PoisonedError(f"not the subject of a DAG's command: {subject!r}")
+        dag, id_ = tokens[-2:]
         for field, value in (("dag", dag), ("id", id_)):
             if not ids.is_id(value):
                 return [_malformed(dag, id_, "bad_id", field, f"expected {ids.ID_PATTERN}")]
         try:
             return [deciding.CommandReceived(dag=dag, id=id_, command=_COMMANDS.decode(data))]
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return [_malformed(dag, id_, "malformed", _field_in(str(error)), str(error))]
 
     def poison(self, source: str, subject: str, seq: int, detail: str) -> Poison:
@@ -104,13 +106,15 @@ class DagMachine:
         del state
         if not hints.synced or hints.touched:
             return 0
-        return hints.bound_at_ms
+        return hints.bounds[0][0] if hints.bounds else None
 
     def effects_of(self, state: DagShard, hints: Hints, entry: e.DagEntry) -> Iterable[Effect]:
         """No order goes out from here; what an entry changed is looked at in the next tick."""
         dag = state.dags.get(getattr(entry, "dag", ""))
         if dag is not None and dag.closed and type(entry) is not e.Answered:
             hints.touched[dag.id] = None
+            if isinstance(entry, e.Closed | e.CancelAsked) and entry.cancel:
+                heapq.heappush(hints.bounds, (entry.answer_by_ms, dag.id))
         return ()
 
     def effects(self, state: DagShard, hints: Hints, now_ms: int) -> Iterable[Effect]:
@@ -132,8 +136,8 @@ class DagMachine:
                 },
             )
             return
-        if isinstance(entry, TermOpened) or not entry.dag:
-            return
+        if isinstance(entry, TermOpened) or not ids.is_id(entry.dag):
+            return  # no subject can be made of it, so nobody can be listening there
         body = msgspec.to_builtins(entry)
         kind = body.pop("kind")
         yield Event(f"fp.v1.event.dag.{entry.dag}.{kind}", {**body, "kind": kind})
@@ -177,7 +181,10 @@ class DagMachine:
     def view_dag(self, state: DagShard, dag_id: str) -> dict[str, Any] | None:
         """A DAG as this shard knows it. None is a negative: after an accepted batch only."""
         dag = state.dags.get(dag_id)
-        return None if dag is None else view_dag(dag)
+        if dag is not None:
+            return view_dag(dag)
+        past = state.past.get(dag_id)
+        return None if past is None else view_past(dag_id, past)
 
     def view_dags(self, state: DagShard) -> list[dict[str, Any]]:
         return [view_dag(dag) for dag in state.dags.values()]
@@ -214,13 +221,34 @@ def view_dag(dag: Dag) -> dict[str, Any]:
     }
 
 
+def view_past(dag_id: str, past: Past) -> dict[str, Any]:
+    """What is remembered of a DAG that ended long ago: its verdict, and no names."""
+    return {
+        "dag": dag_id,
+        "nodes": [],
+        "closed": True,
+        "close_reason": "",
+        "finished": "",
+        "released": past.verdict,
+        "reason": "",
+        "evidence": past.evidence,
+        "held_ever": past.held_ever,
+        "gone": past.gone,
+        "abandoned": past.abandoned,
+        "opened_at_ms": past.opened_at_ms,
+        "outstanding": [],
+    }
+
+
 def _tick(state: DagShard, hints: Hints, now_ms: int) -> Sequence[e.DagEntry]:
     if not hints.synced:
         hints.synced = True
         hints.touched.update(state.busy)
-    if hints.bound_at_ms is not None and now_ms >= hints.bound_at_ms:
-        hints.bound_at_ms = None
-        hints.touched.update(state.busy)
+        for name in state.busy:
+            for by_ms in state.dags[name].cancels.values():
+                heapq.heappush(hints.bounds, (by_ms, name))
+    while hints.bounds and hints.bounds[0][0] <= now_ms:
+        hints.touched[heapq.heappop(hints.bounds)[1]] = None
     while hints.touched:
         dag_id = next(iter(hints.touched))
         dag = state.dags.get(dag_id)
@@ -228,11 +256,6 @@ def _tick(state: DagShard, hints: Hints, now_ms: int) -> Sequence[e.DagEntry]:
         if owed:
             return owed  # looked at once more: it may owe another
         del hints.touched[dag_id]
-        if dag is not None and dag.cancels:
-            by_ms = min(dag.cancels.values())
-            hints.bound_at_ms = (
-                by_ms if hints.bound_at_ms is None else min(by_ms, hints.bound_at_ms)
-            )
     return ()
 
 

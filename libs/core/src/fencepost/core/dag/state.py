@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from fencepost.core.dag.entries import Phase
+from fencepost.core.dag.entries import Phase, Verdict
 from fencepost.core.facts import Ref
 
 
@@ -26,14 +26,16 @@ class Dag(msgspec.Struct, kw_only=True):
     """
     `slots` maps a slot's name to the acquisition that it names now (a value, never an attribute).
 
-    `cursor`: acquisitions whose release a close has yet to begin. `cancels`: asked and not yet
-    answered, with the ledger time by which they are. `told` is the last verdict made public.
+    `held`: what is not being released, acquisition by sandbox; a close takes from it until it is
+    empty. `cancels`: asked and not yet answered, with the ledger time by which they are. `told` is
+    the last verdict made public, `evidence` the weakest that anything of it is gone.
     """
 
     id: str
     nodes: dict[str, str] = {}
     acquisitions: dict[str, Acquisition] = {}
     slots: dict[str, str] = {}
+    held: dict[str, str] = {}
     closed: bool = False
     close_reason: str = ""
     finished: str = ""
@@ -43,14 +45,30 @@ class Dag(msgspec.Struct, kw_only=True):
     held_ever: int = 0
     gone: int = 0
     abandoned: int = 0
-    last_evidence: str = ""
+    evidence: str = ""
     told: str = ""
     opened_at_ms: int = 0
     retry_of: str = ""
 
 
+class Past(msgspec.Struct, array_like=True):
+    """What stays of a DAG that ended long ago: enough to answer another cancel by evidence."""
+
+    verdict: Verdict
+    evidence: str
+    held_ever: int
+    gone: int
+    abandoned: int
+    cancelled_nodes: int
+    opened_at_ms: int
+
+
 class DagShard(msgspec.Struct, kw_only=True):
-    """`busy` names the DAGs with something outstanding or to answer."""
+    """
+    `busy` names the closed DAGs with something outstanding or to answer, `ended` those with a last
+    verdict, in order. What is older than both windows is in the ledger and its projection only;
+    `past_floor_ms` is the youngest ULID among the forgotten.
+    """
 
     shard: int
     shards: int
@@ -58,4 +76,7 @@ class DagShard(msgspec.Struct, kw_only=True):
     owner: str = ""
     dags: dict[str, Dag] = {}
     busy: dict[str, None] = {}
+    ended: dict[str, None] = {}
+    past: dict[str, Past] = {}
+    past_floor_ms: int = 0
     poisoned: int = 0

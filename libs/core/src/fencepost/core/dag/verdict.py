@@ -30,6 +30,15 @@ REASONS: Final = (
 )
 
 
+_RANK: Final = {reason: rank for rank, reason in enumerate(REASONS)}
+
+SETTLED_BY_OTHERS: Final = frozenset({"shared", "retained", "held"})
+"""Where no reason is graver than these, waiting changes nothing: others decide when it ends."""
+
+WEAK_EVIDENCE: Final = frozenset({"stop_accepted"})
+"""All that a provider can show which observes nothing; other evidence does not outshine it."""
+
+
 class Judgement(NamedTuple):
     verdict: Verdict
     reason: str
@@ -53,8 +62,8 @@ def judge(dag: Dag) -> Judgement:
         return Judgement("unconfirmed", reason_of(worst), worst.evidence, len(dag.acquisitions))
     if dag.held_ever == 0:
         return Judgement("nothing_held", "", "", 0)
-    return Judgement("confirmed", "", dag.last_evidence, 0)
+    return Judgement("confirmed", "", dag.evidence, 0)
 
 
 def _rank(reason: str) -> int:
-    return REASONS.index(reason) if reason in REASONS else 0
+    return _RANK.get(reason, 0)
