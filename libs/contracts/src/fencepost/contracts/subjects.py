@@ -17,7 +17,16 @@ PREFIX: Final = "fp.v1"
 COMMANDS: Final = f"{PREFIX}.cmd.*.*.*"
 """What clients publish: `fp.v1.cmd.<kind>.<aggregate>.<id>`."""
 
-COMMAND_KINDS: Final = ("step", "create", "cancel", "resolve", "release", "batch")
+COMMAND_KINDS: Final = (
+    "step",
+    "create",
+    "cancel",
+    "resolve",
+    "release",
+    "claim",
+    "unclaim",
+    "batch",
+)
 """Those of the sandbox family."""
 
 DAG_COMMAND: Final = "dag"
@@ -133,6 +142,15 @@ def orders(gateway: str) -> str:
     return f"{PREFIX}.dispatch.{_token('gateway', gateway)}"
 
 
+def gateway_list(gateway: str) -> str:
+    """What a gateway's providers list, by core-NATS request (`contracts.messages.ListRequest`)."""
+    return f"{PREFIX}.list.{_token('gateway', gateway)}"
+
+
+SWEEP: Final = f"{PREFIX}.sweep"
+"""One census tick of the leading sweeper, by core-NATS request (`messages.SweepRequest`)."""
+
+
 def read(sandbox: str) -> str:
     """Read-only tools, by core-NATS request (`contracts.messages.ReadRequest`)."""
     return f"{PREFIX}.read.{_token('sandbox', sandbox)}"
@@ -165,6 +183,11 @@ def event_sandbox(sandbox: str, kind: str) -> str:
 def event_dag(dag: str, kind: str) -> str:
     """What happened to a DAG: an entry of its shard, except for its verdicts."""
     return f"{PREFIX}.event.dag.{dag}.{kind}"
+
+
+def event_sweep(authority: str) -> str:
+    """What a sweep of one authority saw and proposed (`core.sweeping.Report`)."""
+    return f"{PREFIX}.event.sweep.{_token('authority', authority)}"
 
 
 def release(dag: str) -> str:

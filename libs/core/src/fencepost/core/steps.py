@@ -144,3 +144,20 @@ class ReleaseCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Ends an operator's claim, on `fp.v1.cmd.release.<sandbox>.<id>`; the last reason releases."""
 
     sandbox: str = ""
+
+
+class ClaimCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Keeps a sandbox whoever lets go of it, on `fp.v1.cmd.claim.<sandbox>.<claim>`.
+
+    For work that outlives its DAG. The claim's id is used once; `reason` is recorded with it.
+    """
+
+    sandbox: str = ""
+    reason: str = ""
+
+
+class UnclaimCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ends a claim, on `fp.v1.cmd.unclaim.<sandbox>.<claim>`; the last reason releases."""
+
+    sandbox: str = ""

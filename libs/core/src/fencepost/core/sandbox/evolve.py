@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fencepost.core import ids, limits
 from fencepost.core.machine import Place, TermOpened
 from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox import news
 from fencepost.core.sandbox.state import (
     Create,
     Finished,
@@ -75,6 +76,8 @@ def _assigned(state: SandboxShard, entry: e.AssignedEntry, _place: Place, now_ms
     made = sandbox.creates.pop(entry.create_id)
     sandbox.ref = entry.ref
     sandbox.capabilities = entry.capabilities
+    if sandbox.releasing:
+        news.set_news(sandbox, news.PENDING)
     sandbox.gateway = made.gateway
     sandbox.waiting_since_ms = now_ms
     _note_busy(state, sandbox)
@@ -88,6 +91,8 @@ def _create_failed(
     if sandbox.releasing and not entry.ambiguous:
         del sandbox.creates[entry.create_id]
         return
+    if sandbox.releasing:
+        news.set_news(sandbox, news.AMBIGUOUS)
     made.ambiguous = made.ambiguous or entry.ambiguous
     made.failures += 1
     made.gateway = ""
@@ -293,8 +298,7 @@ def _holder_added(state: SandboxShard, entry: e.HolderAdded, _place: Place, _now
     sandbox = state.sandboxes[entry.sandbox]
     assert not sandbox.releasing, "no holder is added to what is being released"
     sandbox.holders[entry.dag] = entry.acquisition
-    sandbox.debtors.pop(entry.dag, None)
-    sandbox.told.pop(entry.dag, None)
+    _note_keepers(sandbox)
     sandbox.held_ever += 1
 
 
@@ -303,28 +307,46 @@ def _holder_removed(
 ) -> None:
     sandbox = state.sandboxes[entry.sandbox]
     sandbox.holders.pop(entry.dag, None)
-    sandbox.debtors[entry.dag] = entry.acquisition
+    sandbox.debtors[news.key_of(entry.dag, entry.acquisition)] = (entry.dag, entry.acquisition)
+    _note_keepers(sandbox)
+
+
+def _note_keepers(sandbox: Sandbox) -> None:
+    """Who keeps it has changed; with nobody left, `releasing` follows in the same batch."""
+    kept = news.kept(sandbox)
+    if kept is not None and sandbox.debtors:
+        news.set_news(sandbox, kept)
 
 
 def _told(state: SandboxShard, entry: e.ToldEntry, _place: Place, _now_ms: int) -> None:
     sandbox = state.sandboxes.get(entry.sandbox)
     if sandbox is None or entry.phase == "refused":
         return  # about an acquisition that never came to hold this sandbox
+    key = news.key_of(entry.dag, entry.acquisition)
     if entry.phase == "gone":
-        sandbox.debtors.pop(entry.dag, None)
-        sandbox.told.pop(entry.dag, None)
+        sandbox.debtors.pop(key, None)
+        sandbox.told.pop(key, None)
+        sandbox.untold.pop(key, None)
     elif entry.phase == "releasing":
-        sandbox.told[entry.dag] = f"releasing/{entry.reason}/{entry.evidence}"
+        said = news.heard(entry.phase, entry.reason, entry.evidence)
+        sandbox.told[key] = said
+        now = sandbox.news
+        if now is not None and said == news.heard(now.phase, now.reason, now.evidence):
+            sandbox.untold.pop(key, None)
     else:
-        sandbox.told[entry.dag] = entry.phase
+        sandbox.told[key] = entry.phase
 
 
 def _claimed(state: SandboxShard, entry: e.Claimed, _place: Place, _now_ms: int) -> None:
-    state.sandboxes[entry.sandbox].claims[entry.claim] = entry.reason
+    sandbox = state.sandboxes[entry.sandbox]
+    sandbox.claims[entry.claim] = entry.reason
+    _note_keepers(sandbox)
 
 
 def _unclaimed(state: SandboxShard, entry: e.Unclaimed, _place: Place, _now_ms: int) -> None:
-    state.sandboxes[entry.sandbox].claims.pop(entry.claim, None)
+    sandbox = state.sandboxes[entry.sandbox]
+    sandbox.claims.pop(entry.claim, None)
+    _note_keepers(sandbox)
 
 
 def _releasing(state: SandboxShard, entry: e.Releasing, _place: Place, now_ms: int) -> None:
@@ -332,14 +354,18 @@ def _releasing(state: SandboxShard, entry: e.Releasing, _place: Place, now_ms: i
     assert not sandbox.holders, "a held sandbox is never released"
     assert not sandbox.claims, "a claimed sandbox is never released"
     sandbox.releasing = True
+    news.set_news(sandbox, news.PENDING)
     sandbox.waiting_since_ms = now_ms
     _note_busy(state, sandbox)
 
 
 def _stop_answered(
-    _state: SandboxShard, _entry: e.StopAnsweredEntry, _place: Place, _now_ms: int
+    state: SandboxShard, entry: e.StopAnsweredEntry, _place: Place, _now_ms: int
 ) -> None:
-    """A signal about a request: evidence for people, never about the sandbox itself."""
+    """A signal about a request: news for those who wait, never evidence of the sandbox itself."""
+    sandbox = state.sandboxes[entry.sandbox]
+    if sandbox.releasing:
+        news.set_news(sandbox, news.answered(entry.answer, entry.detail))
 
 
 def _gone(state: SandboxShard, entry: e.GoneEntry, _place: Place, _now_ms: int) -> None:
@@ -350,6 +376,7 @@ def _gone(state: SandboxShard, entry: e.GoneEntry, _place: Place, _now_ms: int) 
         sandbox.nonce_on_disk = ""
     if sandbox.releasing and sandbox.ref is None and not sandbox.creates:
         sandbox.gone = True
+        news.set_news(sandbox, news.gone(entry.evidence))
     _note_busy(state, sandbox)
 
 

@@ -11,27 +11,22 @@ Rule 3: whoever let go is told until the sandbox is gone: the reason while it is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
 from fencepost.core import facts, limits
 from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox import news
+from fencepost.core.sandbox.admission import refuse, unknown_sandbox
 from fencepost.core.sandbox.hints import Hints
-from fencepost.core.sandbox.state import Sandbox, SandboxShard
+from fencepost.core.sandbox.inputs import CommandReceived
+from fencepost.core.sandbox.news import key_of
+from fencepost.core.sandbox.state import News, Sandbox, SandboxShard
 from fencepost.core.shard_messages import Hold, Unhold
+from fencepost.core.steps import ClaimCommand
 
 OPERATOR: Final = "operator"
-
-_STOP_REASONS: Final = {
-    "accepted": "stop_accepted",
-    "not_found": "stop_accepted",
-    "refused": "stop_refused",
-    "refused_other_instance": "stop_refused",
-    "timeout": "stop_unreachable",
-    "unreachable": "stop_unreachable",
-    "unconfigured": "stop_unsupported",
-    "unsupported": "stop_unsupported",
-}
 
 
 def hold(state: SandboxShard, hints: Hints, value: Hold, now_ms: int) -> list[e.SandboxEntry]:
@@ -63,7 +58,10 @@ def hold(state: SandboxShard, hints: Hints, value: Hold, now_ms: int) -> list[e.
         return [_refused(value, "sandbox_exists")]
     if sandbox.releasing or sandbox.gone:
         return [_refused(value, "sandbox_released")]
-    if len(sandbox.holders) >= limits.HOLDERS_PER_SANDBOX_MAX:
+    if (
+        len(sandbox.holders) >= limits.HOLDERS_PER_SANDBOX_MAX
+        or len(sandbox.debtors) >= limits.DEBTORS_PER_SANDBOX_MAX
+    ):
         return [_refused(value, "overloaded")]
     entries: list[e.SandboxEntry] = [
         e.HolderAdded(sandbox=sandbox.id, dag=value.dag, acquisition=value.acquisition)
@@ -85,24 +83,54 @@ def unhold(state: SandboxShard, value: Unhold) -> list[e.SandboxEntry]:
             _told(value.sandbox, value.dag, value.acquisition, "refused", reason="unknown_sandbox")
         ]
     if sandbox.holders.get(value.dag) != value.acquisition:
-        if sandbox.debtors.get(value.dag) == value.acquisition:
+        if key_of(value.dag, value.acquisition) in sandbox.debtors:
             return []  # it was let go before; it is told of as things come
         return [_told(sandbox.id, value.dag, value.acquisition, "refused", reason="not_a_holder")]
     entries: list[e.SandboxEntry] = [
         e.HolderRemoved(sandbox=sandbox.id, dag=value.dag, acquisition=value.acquisition)
     ]
-    if len(sandbox.holders) > 1:
-        entries.append(
-            _told(sandbox.id, value.dag, value.acquisition, "releasing", reason="shared")
-        )
-    elif sandbox.claims:
-        entries.append(
-            _told(sandbox.id, value.dag, value.acquisition, "releasing", reason="retained")
-        )
-    else:
-        owed = {**sandbox.debtors, value.dag: value.acquisition}
-        entries += begin_release(sandbox, "no_holder", owed.items())
-    return entries
+    if len(sandbox.holders) > 1 or sandbox.claims:
+        reason = "shared" if len(sandbox.holders) > 1 else "retained"
+        return [*entries, _told(sandbox.id, value.dag, value.acquisition, "releasing", reason)]
+    owed = [(value.dag, value.acquisition), *sandbox.debtors.values()]
+    return entries + begin_release(sandbox, "no_holder", owed)
+
+
+def claim(
+    state: SandboxShard, value: CommandReceived, command: ClaimCommand
+) -> list[e.SandboxEntry]:
+    """Adds a reason to keep a sandbox; the command's id is the claim's, and is used once."""
+    sandbox = state.sandboxes.get(value.sandbox)
+    if sandbox is None:
+        return unknown_sandbox(state, value, "claim")
+    if value.id in sandbox.claims and value.id != OPERATOR:
+        return []
+    problem = ""
+    if value.id == OPERATOR:
+        problem, field, detail = "reserved", "id", "this claim is made by `create` alone"
+    elif sandbox.releasing or sandbox.gone:
+        problem, field, detail = "sandbox_released", "sandbox", "it is being released, or gone"
+    elif len(sandbox.claims) >= limits.CLAIMS_PER_SANDBOX_MAX:
+        problem, field, detail = "overloaded", "", "too many claims keep this sandbox"
+    if problem:
+        return refuse(value, "claim", problem, field=field, detail=detail)
+    return [e.Claimed(sandbox=sandbox.id, claim=value.id, reason=command.reason[:200])]
+
+
+def end_claim(state: SandboxShard, value: CommandReceived) -> list[e.SandboxEntry]:
+    """Takes back a claim by its id; the sandbox is released where nothing else keeps it."""
+    sandbox = state.sandboxes.get(value.sandbox)
+    if sandbox is None:
+        return unknown_sandbox(state, value, "unclaim")
+    if value.id == OPERATOR:
+        detail = "an operator's claim is ended by `release`"
+        return refuse(value, "unclaim", "reserved", field="id", detail=detail)
+    if value.id in sandbox.claims:
+        return unclaim(sandbox, value.id)
+    if sandbox.gone or sandbox.releasing:
+        return []
+    detail = "no claim of this id keeps it"
+    return refuse(value, "unclaim", "not_claimed", field="id", detail=detail)
 
 
 def orphaned(state: SandboxShard, value: facts.Orphaned) -> list[e.SandboxEntry]:
@@ -120,7 +148,7 @@ def unclaim(sandbox: Sandbox, claim: str) -> list[e.SandboxEntry]:
     """Ends a claim; where it was the last reason to keep the sandbox, releases it."""
     entries: list[e.SandboxEntry] = [e.Unclaimed(sandbox=sandbox.id, claim=claim)]
     if not sandbox.holders and set(sandbox.claims) == {claim}:
-        entries += begin_release(sandbox, "no_claim", sandbox.debtors.items())
+        entries += begin_release(sandbox, "no_claim", sandbox.debtors.values())
     return entries
 
 
@@ -141,10 +169,15 @@ def begin_release(
             )
         )
     if sandbox.ref is None and not ordered:
-        evidence = "never_requested" if sandbox.epoch == 0 else "observed_gone"
+        evidence = settled_evidence(sandbox, "never_requested")
         entries.append(e.GoneEntry(sandbox=sandbox.id, instance="", evidence=evidence))
-        return entries + tell(sandbox, owed, "gone", evidence=evidence)
-    return entries + tell(sandbox, owed, "releasing", reason="pending_stop")
+        return entries + tell(sandbox, owed, news.gone(evidence))
+    return entries + tell(sandbox, owed, news.PENDING)
+
+
+def settled_evidence(sandbox: Sandbox, never: str) -> str:
+    """What it means that nothing runs and nothing is on its way: there never was, or it is lost."""
+    return never if sandbox.capabilities is None else "observed_gone"
 
 
 def told_all(
@@ -158,34 +191,50 @@ def told_all(
     return [
         _told(sandbox.id, dag, acquisition, phase, epoch=epoch, ref=ref)
         for dag, acquisition in sandbox.holders.items()
-        if phase == "assigned" or sandbox.told.get(dag) != phase
+        if phase == "assigned" or sandbox.told.get(key_of(dag, acquisition)) != phase
     ]
 
 
 def told_gone(sandbox: Sandbox, evidence: str) -> list[e.SandboxEntry]:
-    return tell(sandbox, sandbox.debtors.items(), "gone", evidence=evidence)
+    return tell(sandbox, sandbox.debtors.values(), news.gone(evidence))
 
 
 def told_stop(sandbox: Sandbox, value: facts.StopAnswered) -> list[e.SandboxEntry]:
     """Tells the debtors what the provider answered to a stop, where it is news."""
-    reason = _STOP_REASONS[value.answer]
-    evidence = f"{value.answer}: {value.detail}"[:300] if value.detail else value.answer
-    return tell(sandbox, sandbox.debtors.items(), "releasing", reason=reason, evidence=evidence)
+    if not sandbox.releasing:
+        return []
+    said = news.answered(value.answer, value.detail[:300])
+    return tell(sandbox, sandbox.debtors.values(), said)
 
 
-def tell(
-    sandbox: Sandbox,
-    debtors: Iterable[tuple[str, str]],
-    phase: str,
-    *,
-    reason: str = "",
-    evidence: str = "",
-) -> list[e.SandboxEntry]:
-    return [
-        _told(sandbox.id, dag, acquisition, phase, reason=reason, evidence=evidence)
-        for dag, acquisition in debtors
-        if sandbox.told.get(dag) != f"{phase}/{reason}/{evidence}"
-    ]
+def told_ambiguous(sandbox: Sandbox) -> list[e.SandboxEntry]:
+    return tell(sandbox, sandbox.debtors.values(), news.AMBIGUOUS)
+
+
+def told_late(sandbox: Sandbox, ref: facts.Ref) -> list[e.SandboxEntry]:
+    """Tells the debtors that what they let go of was made after all, and is to be stopped."""
+    owed = list(islice(sandbox.debtors.values(), limits.TOLD_PER_TURN))
+    named = [_told(sandbox.id, dag, acq, "assigned", ref=ref) for dag, acq in owed]
+    return named + [_say(sandbox, dag, acq, news.PENDING) for dag, acq in owed]
+
+
+def late_news(sandbox: Sandbox) -> list[e.SandboxEntry]:
+    """Tells some of those who have not heard the news yet; time asks again for the others."""
+    if sandbox.news is None or not sandbox.untold:
+        return []
+    found = (sandbox.debtors[key] for key in sandbox.untold)
+    return tell(sandbox, found, sandbox.news)
+
+
+def tell(sandbox: Sandbox, debtors: Iterable[tuple[str, str]], what: News) -> list[e.SandboxEntry]:
+    """Tells the first of those who have not heard it; the others are told by `late_news`."""
+    said = news.heard(what.phase, what.reason, what.evidence)
+    deaf = (d for d in debtors if sandbox.told.get(key_of(*d)) != said)
+    return [_say(sandbox, *debtor, what) for debtor in islice(deaf, limits.TOLD_PER_TURN)]
+
+
+def _say(sandbox: Sandbox, dag: str, acquisition: str, what: News) -> e.SandboxEntry:
+    return _told(sandbox.id, dag, acquisition, what.phase, what.reason, evidence=what.evidence)
 
 
 def _refused(value: Hold, reason: str) -> e.SandboxEntry:
@@ -197,8 +246,8 @@ def _told(
     dag: str,
     acquisition: str,
     phase: str,
-    *,
     reason: str = "",
+    *,
     evidence: str = "",
     epoch: int = 0,
     ref: facts.Ref | None = None,

@@ -6,10 +6,12 @@ import msgspec
 from fencepost.core.receipts import Receipt
 from fencepost.core.steps import (
     CancelCommand,
+    ClaimCommand,
     ReleaseCommand,
     ResolveCommand,
     SandboxCommand,
     StepCommand,
+    UnclaimCommand,
 )
 
 
@@ -22,7 +24,15 @@ class CommandReceived(msgspec.Struct, frozen=True, kw_only=True):
 
     sandbox: str
     id: str
-    command: StepCommand | SandboxCommand | CancelCommand | ResolveCommand | ReleaseCommand
+    command: (
+        StepCommand
+        | SandboxCommand
+        | CancelCommand
+        | ResolveCommand
+        | ReleaseCommand
+        | ClaimCommand
+        | UnclaimCommand
+    )
     digest: str = ""
 
 

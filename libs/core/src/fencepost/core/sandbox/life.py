@@ -114,7 +114,11 @@ def _assigned(sandbox: Sandbox, value: facts.Assigned) -> list[e.SandboxEntry]:
             ref=value.ref,
             capabilities=value.capabilities,
         ),
-        *holding.told_all(sandbox, "assigned", ref=value.ref),
+        *(
+            holding.told_late(sandbox, value.ref)
+            if sandbox.releasing
+            else holding.told_all(sandbox, "assigned", ref=value.ref)
+        ),
     ]
 
 
@@ -136,12 +140,11 @@ def _create_failed(sandbox: Sandbox, value: facts.CreateFailed) -> list[e.Sandbo
     if sandbox.releasing and not ambiguous:
         others = [name for name in sandbox.creates if name != value.create_id]
         if sandbox.ref is None and not others:
-            evidence = "never_created" if sandbox.epoch == 0 else "observed_gone"
+            evidence = holding.settled_evidence(sandbox, "never_created")
             entries.append(e.GoneEntry(sandbox=sandbox.id, instance="", evidence=evidence))
             entries += holding.told_gone(sandbox, evidence)
     elif sandbox.releasing:
-        owed = sandbox.debtors.items()
-        entries += holding.tell(sandbox, owed, "releasing", reason="create_ambiguous")
+        entries += holding.told_ambiguous(sandbox)
     return entries
 
 
@@ -363,12 +366,14 @@ def overdue(hints: Hints, sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]
             continue
         gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms)
         if gateway:
-            return [e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway)]
+            requested = e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway)
+            first = sandbox.capabilities is None
+            return [requested, *(holding.told_all(sandbox, "requested") if first else [])]
     marking = sandbox.marking
     if marking is not None and now_ms - marking.since_ms > hints.lease_ms * _MARKING_LEASES:
         # Its gateway lives and says nothing: without this nobody else would ever be asked.
         return [e.Detached(sandbox=sandbox.id, session=marking.session, reason="marking_timed_out")]
-    return _never_to_be_fenced(sandbox)
+    return holding.late_news(sandbox) or _never_to_be_fenced(sandbox)
 
 
 def _never_to_be_fenced(sandbox: Sandbox) -> list[e.SandboxEntry]:

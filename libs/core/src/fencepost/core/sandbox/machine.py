@@ -25,10 +25,12 @@ from fencepost.core.sandbox.state import SandboxShard
 from fencepost.core.shard_messages import Hold, Told, Unhold
 from fencepost.core.steps import (
     CancelCommand,
+    ClaimCommand,
     ReleaseCommand,
     ResolveCommand,
     SandboxCommand,
     StepCommand,
+    UnclaimCommand,
     canonical,
     digest_of,
 )
@@ -39,6 +41,8 @@ _COMMANDS: dict[str, Any] = {
     "cancel": msgspec.json.Decoder(CancelCommand),
     "resolve": msgspec.json.Decoder(ResolveCommand),
     "release": msgspec.json.Decoder(ReleaseCommand),
+    "claim": msgspec.json.Decoder(ClaimCommand),
+    "unclaim": msgspec.json.Decoder(UnclaimCommand),
 }
 
 
@@ -183,6 +187,10 @@ class SandboxMachine:
                 return outcomes.resolve(state, value, command)
             case ReleaseCommand():
                 return life.release(state, value)
+            case ClaimCommand() as command:
+                return holding.claim(state, value, command)
+            case UnclaimCommand():
+                return holding.end_claim(state, value)
 
     def evolve(self, state: SandboxShard, entry: e.SandboxEntry, place: Place, now_ms: int) -> None:
         evolve.evolve(state, entry, place, now_ms)
@@ -226,6 +234,7 @@ class SandboxMachine:
     view_step = staticmethod(views.view_step)
     view_sandbox = staticmethod(views.view_sandbox)
     view_sandboxes = staticmethod(views.view_sandboxes)
+    view_sweep = staticmethod(views.view_sweep)
     place_of_final = staticmethod(views.place_of_final)
 
     # --- bytes ----------------------------------------------------------------------------

@@ -71,7 +71,21 @@ class Finished(msgspec.Struct, array_like=True):
     refusals: int = 0
 
 
+class News(msgspec.Struct, frozen=True):
+    """What those who let go of a sandbox are to hear of it now."""
+
+    phase: Literal["releasing", "gone"]
+    reason: str
+    evidence: str
+
+
 class Sandbox(msgspec.Struct, kw_only=True):
+    """
+    `holders` maps DAGs to their acquisitions. `debtors` are those who let go and are told until it
+    is gone (DAG and acquisition, by the key of both), `told` what each holder and debtor heard
+    last, `untold` the debtors who have yet to hear `news`.
+    """
+
     id: str
     spec: SandboxSpec
     creates: dict[str, Create] = {}
@@ -101,8 +115,10 @@ class Sandbox(msgspec.Struct, kw_only=True):
     finished_floor_ms: int = 0
     holders: dict[str, str] = {}
     claims: dict[str, str] = {}
-    debtors: dict[str, str] = {}
+    debtors: dict[str, tuple[str, str]] = {}
     told: dict[str, str] = {}
+    news: News | None = None
+    untold: dict[str, None] = {}
     held_ever: int = 0
     committed: int = 0
     compensated: int = 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, Final
 
 from fencepost.core.machine import Place
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
+from fencepost.core.sweeping import LedgerPage, LedgerRow
+
+SWEEP_PAGE: Final = 1_000
 
 
 def view_step(state: SandboxShard, sandbox_id: str, name: str) -> dict[str, Any] | None:
@@ -100,3 +104,32 @@ def view_sandbox(state: SandboxShard, sandbox_id: str) -> dict[str, Any] | None:
 
 def view_sandboxes(state: SandboxShard) -> list[dict[str, Any]]:
     return [view for name in state.sandboxes if (view := view_sandbox(state, name)) is not None]
+
+
+def view_sweep(state: SandboxShard, after: int, limit: int = SWEEP_PAGE) -> LedgerPage:
+    """
+    What a sweeper compares with the outside: a page of the sandboxes that are not gone.
+
+    A page looks at `limit` sandboxes, gone ones included, and no sandbox ever leaves the state: so
+    a place in their order stays one, and a page costs the same however long the history is.
+    """
+    names = list(itertools.islice(state.sandboxes, after, after + limit))
+    rows = [
+        LedgerRow(
+            sandbox.id,
+            sandbox.ref,
+            list(sandbox.creates),
+            dict(sandbox.holders),
+            sandbox.releasing,
+        )
+        for name in names
+        if not (sandbox := state.sandboxes[name]).gone
+    ]
+    end = after + len(names)
+    return LedgerPage(
+        rows=rows,
+        next=end if end < len(state.sandboxes) else None,
+        strays=[(name, one.ref) for name, found in state.strays.items() for one in found]
+        if after == 0
+        else [],
+    )
