@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from fencepost.core.receipts import Marker, StampedReceipt
 from fencepost.core.steps import StepCommand
+from fencepost.core.sweeping import Listed, Report
 
 BATCH_VERSION: Final = 1
 HASH: Final = "fnv1a32"
@@ -79,11 +80,16 @@ class PackedCommands(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A question: the state of a step, a sandbox, or all sandboxes of the shard."""
+    """
+    A question: the state of a step, a sandbox, or all sandboxes of the shard.
 
-    what: Literal["step", "sandbox", "sandboxes"]
+    `sweep`: a page of all that are not gone, from the place `after` on (`core.sweeping`).
+    """
+
+    what: Literal["step", "sandbox", "sandboxes", "sweep"]
     sandbox: str = ""
     step: str = ""
+    after: int = 0
 
 
 class AskDag(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +104,35 @@ class AskDag(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     limit: int = 100
     released: Literal["", "confirmed", "unconfirmed", "nothing_held"] = ""
+
+
+class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks a gateway for the next page of what an authority lists; `token` "" begins anew."""
+
+    authority: str
+    token: str = ""
+
+
+class ListReply(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One page. Only one without `token` ends a listing, and only a `complete` one made it whole.
+
+    `problem`: nothing can be said (another authority, a walk that is over).
+    """
+
+    deployment: str = ""
+    items: list[Listed] = []
+    token: str = ""
+    complete: bool = False
+    observes_gone: bool = True
+    problem: str = ""
+
+
+class SweepReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What one census tick saw, one report an authority, and one of the holders."""
+
+    reports: list[Report] = []
+    problem: str = ""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,7 +148,10 @@ def gateway_list(gateway: str) -> str:
 
 
 SWEEP: Final = f"{PREFIX}.sweep"
-"""One census tick of the leading sweeper, by core-NATS request (`messages.SweepRequest`)."""
+"""
+One census tick of the leading sweeper, by core-NATS request: looked at and counted, nothing
+proposed. No body; answered by `contracts.messages.SweepReply`.
+"""
 
 
 def read(sandbox: str) -> str:

@@ -190,6 +190,10 @@ class ProcessProvider:
 
     async def list(self, token: str = "") -> Page:
         del token
+        # In a thread: thousands of folders to read must not keep heartbeats waiting.
+        return await asyncio.to_thread(self._list)
+
+    def _list(self) -> Page:
         items: list[Listed] = []
         complete = True
         try:

@@ -142,6 +142,11 @@ class OwnedShard:
         machine, question = self._machine, _ASK.decode(data)
         if question.what == "sandboxes":
             return await self.runner.ask(machine.view_sandboxes, max_age_ms=ASK_AGE_MS)
+        if question.what == "sweep":
+            after = max(0, question.after)
+            return await self.runner.ask(
+                lambda state: machine.view_sweep(state, after), max_age_ms=ASK_AGE_MS
+            )
         if question.what == "sandbox":
             return await self.runner.ask(
                 lambda state: machine.view_sandbox(state, question.sandbox), max_age_ms=ASK_AGE_MS

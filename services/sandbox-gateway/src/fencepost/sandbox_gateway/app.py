@@ -59,6 +59,7 @@ class Gateway:
             heartbeat_ms=config.heartbeat_ms,
             gone_within_ms=GONE_WITHIN_MS,
             allow_faults=config.allow_faults,
+            deployment=config.deployment,
         )
         self._clock = SystemClock()
         self._stopping = asyncio.Event()

@@ -61,6 +61,7 @@ from fencepost.sandbox_gateway.attachment import Attachment, ChannelEndedError
 from fencepost.sandbox_gateway.faults import Faults
 from fencepost.sandbox_gateway.frames import Head
 from fencepost.sandbox_gateway.lease import Lease
+from fencepost.sandbox_gateway.listings import Listings
 from fencepost.sandbox_gateway.outbox import FactOutbox, ReceiptOutbox, publish_acked
 from fencepost.sandbox_gateway.reads import Reads
 
@@ -90,6 +91,7 @@ class Options:
     mark_ms: int = 10_000
     gone_within_ms: int = 5_000
     allow_faults: bool = False
+    deployment: str = "local"
 
 
 class Clock(Protocol):
@@ -134,6 +136,7 @@ class GatewaySession:
         self._receipts = ReceiptOutbox(link)
         self._facts = FactOutbox(link, self._fact_answered)
         self._reads = Reads(link, metrics)
+        self._listings = Listings(link, providers, options.deployment)
         self._faults: Faults | None = None
         if options.allow_faults:
             self._faults = Faults(
@@ -160,6 +163,9 @@ class GatewaySession:
         if not await self._first_renewal(stop):
             return "stopped"
         orders = await self._link.subscribe_raw(subjects.orders(self.id), self._take_orders)
+        listings = await self._link.subscribe_raw(
+            subjects.gateway_list(self.id), self._listings.take
+        )
         stopping = asyncio.create_task(self._stop_when(stop))
         logger.info("gateway_session_open", gateway=self.id)
         try:
@@ -172,6 +178,8 @@ class GatewaySession:
             stopping.cancel()
             if not self._link.nc.is_closed:
                 await orders.unsubscribe()
+                await listings.unsubscribe()
+            await self._listings.close()
             await self._close()
         logger.info("gateway_session_over", gateway=self.id, reason=self._ending)
         return self._ending
