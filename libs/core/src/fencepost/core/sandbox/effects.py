@@ -206,15 +206,11 @@ def events_of(entry: e.SandboxEntry) -> list[Event]:
     if kind is e.Fenced:
         return [_fenced(entry)]  # type: ignore[arg-type]
     make = _STEP_EVENTS.get(kind)
-    if kind is e.Refused and not (ids.is_id(entry.sandbox) and ids.is_id(entry.id)):  # type: ignore[union-attr]
-        return []  # no subject can be made of it, so nobody can be listening there
+    if kind is e.Refused:
+        return _refused(entry)  # type: ignore[arg-type]
     if make is not None:
         state, fields = make
-        step = getattr(entry, "step", None) or getattr(entry, "id", "")
-        if kind is e.Refused and entry.command != "step":  # type: ignore[union-attr]
-            return [
-                _sandbox_event(entry, "refused", ("command", "id", "reason", "field", "detail"))
-            ]
+        step = entry.step  # type: ignore[union-attr]
         body = {"sandbox": entry.sandbox, "step": step, "state": state}  # type: ignore[union-attr]
         body.update({name: getattr(entry, name) for name in fields})
         return [Event(f"fp.v1.event.step.{entry.sandbox}.{step}.{state}", body)]  # type: ignore[union-attr]
@@ -222,6 +218,17 @@ def events_of(entry: e.SandboxEntry) -> list[Event]:
     if told is not None:
         return [_sandbox_event(entry, told[0], told[1])]
     return []
+
+
+def _refused(entry: e.Refused) -> list[Event]:
+    if not ids.is_id(entry.sandbox):
+        return []  # no subject can be made of it, so nobody can be listening there
+    fields = ("reason", "field", "detail", "digest")
+    if entry.command == "step" and ids.is_id(entry.id):
+        body = {"sandbox": entry.sandbox, "step": entry.id, "state": "refused"}
+        body.update({name: getattr(entry, name) for name in fields})
+        return [Event(f"fp.v1.event.step.{entry.sandbox}.{entry.id}.refused", body)]
+    return [_sandbox_event(entry, "refused", ("command", "id", *fields[:3]))]
 
 
 def _committed(entry: e.Committed) -> Event:
@@ -269,7 +276,6 @@ _STEP_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
     e.Indeterminate: ("indeterminate", ("attempt", "reason", "detail")),
     e.Resolved: ("resolved", ("attempt", "state", "who", "note")),
     e.ReceiptRefused: ("receipt_refused", ("attempt", "reason", "detail", "epoch", "gateway")),
-    e.Refused: ("refused", ("reason", "field", "detail", "digest")),
 }
 
 _SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
