@@ -144,7 +144,7 @@ async def test_the_exit_code_of_a_step_says_how_it_ended(up: Up, folder: Path) -
 async def test_the_demo_goes_as_it_must(folder: Path) -> None:
     code, output, errors = await fencepost("demo", "--json", cwd=folder)
     assert code == 0, errors
-    (act,) = [json.loads(line) for line in output.splitlines()]
+    act, release = [json.loads(line) for line in output.splitlines()]
     assert act["act"] == 1
     assert act["naive"] == {"stored": "success", "file_present": False}
     attempts = [(a["state"], a["epoch"]) for a in act["fencepost"]["attempts"]]
@@ -152,3 +152,10 @@ async def test_the_demo_goes_as_it_must(folder: Path) -> None:
     assert act["fencepost"]["attempts"][0]["receipts_refused"]
     assert act["fencepost"]["file_present"] is True
     assert act["verify"] == "clean"
+    assert release["act"] == 2
+    assert release["verdict_first"] == "unconfirmed"
+    assert release["reasons"]["workspace"] == "shared"
+    assert release["reasons"]["builder"] == "stop_refused"
+    assert set(release["reasons"]) == {"workspace", "builder", "gpu"}
+    assert (release["left_running"], release["other_dag_alive"]) == (0, True)
+    assert (release["verdict_last"], release["verify"]) == ("confirmed", "clean")

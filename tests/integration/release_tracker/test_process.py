@@ -133,6 +133,18 @@ async def seen(http: httpx.AsyncClient, workload: Workload) -> None:
     await eventually(reached)
 
 
+async def settled(http: httpx.AsyncClient) -> None:
+    """Waits until the tracker owns its dag shards and has projected that, too."""
+
+    async def is_ready() -> bool:
+        ready = (await http.get("/readyz")).status_code == 200
+        text = (await http.get("/metrics")).text
+        lags = re.findall(r"fencepost_projection_lag_sequences{.*} (\S+)", text)
+        return ready and lags == ["0.0", "0.0"]
+
+    await eventually(is_ready)
+
+
 async def test_it_serves_what_it_projected(stack: Stack, process: Process) -> None:
     workload = Workload(stack.log, 23, shards=SHARDS, sandboxes=7)
     async with process.serving() as http:
@@ -241,8 +253,9 @@ async def test_probes_and_metrics_need_no_token_and_the_rest_does(
 
         await eventually(measured)
         text = (await http.get("/metrics")).text
-        total = sum(shard.batches for shard in workload.shards)
-        assert f"fencepost_projected_batches_total {total:.1f}" in text
+        for shard in workload.shards:
+            head = f'{{family="sandbox",shard="{shard.shard}"}} {float(shard.head)}'
+            assert f"fencepost_projected_sequence{head}" in text
         assert re.search(r'fencepost_http_requests_total\{status="401"\} 1', text)
 
 
@@ -276,10 +289,11 @@ async def test_rebuild_makes_the_same_again_with_and_without_a_tracker_beside_it
     code, out, error = await process.run("rebuild")
     assert code == 0, error
     assert "projected up to" in out
-    before = await stack.dump()
     assert len(await stack.fetch("SELECT 1 FROM steps")) > 20
     async with process.serving() as http:
         await seen(http, workload)
+        await settled(http)
+        before = await stack.dump()
         connection = await stack.connect()
         await connection.execute("UPDATE steps SET reason = 'other hands'")
         await connection.close()
@@ -287,6 +301,7 @@ async def test_rebuild_makes_the_same_again_with_and_without_a_tracker_beside_it
         code, out, error = await process.run("rebuild")
         assert code == 0, error
         await seen(http, workload)
+        await settled(http)
         assert await stack.dump() == before
 
 

@@ -10,7 +10,7 @@ from fencepost.core import ids
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import views
 from fencepost.release_tracker import projector as projecting
-from fencepost.release_tracker.store import Store
+from fencepost.release_tracker import store
 from fencepost.release_tracker.store import connect as connect_store
 from fencepost.runtime.metrics import TrackerMetrics
 
@@ -34,7 +34,7 @@ async def caught_up(stack: Stack, workload: Workload) -> None:
 
 async def wipe(stack: Stack) -> None:
     connection = await connect_store(stack.dsn)
-    await Store(connection).wipe()
+    await store.wipe(connection)
     await connection.close()
 
 

@@ -10,7 +10,7 @@ from fencepost.release_tracker import settings
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_POSTGRES_DSN", "postgresql://localhost/x")
-    for name in ("HTTP_HOST", "HTTP_TOKEN"):
+    for name in ("HTTP_HOST", "HTTP_TOKEN", "HTTP_READ_TOKEN"):
         monkeypatch.delenv(f"FENCEPOST_{name}", raising=False)
 
 
@@ -30,7 +30,16 @@ def test_any_other_host_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) ->
     assert "secret" not in repr(settings.load())
 
 
-def test_a_database_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_is_needed_only_by_what_works_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.require_postgres(settings.load())
     monkeypatch.delenv("FENCEPOST_POSTGRES_DSN")
     with pytest.raises(RefusedError, match="FENCEPOST_POSTGRES_DSN"):
+        settings.require_postgres(settings.load())
+
+
+def test_a_token_to_read_needs_one_that_may_do_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_HTTP_READ_TOKEN", "reader")
+    with pytest.raises(RefusedError, match="FENCEPOST_HTTP_TOKEN"):
         settings.load()
+    monkeypatch.setenv("FENCEPOST_HTTP_TOKEN", "secret")
+    assert "reader" not in repr(settings.load())

@@ -1,6 +1,7 @@
 """The Python client, the `fencepost` command, and the embedded stack."""
 
 from fencepost.client.client import Client, ReadResult, StepHandle
+from fencepost.client.dags import Acquired
 from fencepost.client.errors import (
     NoServerError,
     OutcomeUnknownError,
@@ -9,8 +10,10 @@ from fencepost.client.errors import (
 )
 from fencepost.client.outcome import LedgerPosition, StepOutcome
 from fencepost.core.errors import FencepostError, RefusedError, RetryLaterError, UnknownError
+from fencepost.runtime.dags import Verdict
 
 __all__ = [
+    "Acquired",
     "Client",
     "FencepostError",
     "LedgerPosition",
@@ -24,4 +27,5 @@ __all__ = [
     "StepOutcome",
     "ToolFailedError",
     "UnknownError",
+    "Verdict",
 ]

@@ -241,7 +241,7 @@ def demo(
     as_json: AsJson = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's folder.")] = False,
 ) -> None:
-    """The counterexample on real processes: a 200 that outlives the disk it describes."""
+    """The counterexamples on real processes: a late 200, and a cancel of shared sandboxes."""
     from fencepost.client import demo as acts
 
     succeeded = run(acts.play(as_json=as_json, keep=keep, out=out, err=err))
@@ -400,7 +400,7 @@ def sandbox_show(sandbox: SandboxId, url: Url = None, as_json: AsJson = False) -
         async with await Client.connect(url) as client:
             return await client.show(sandbox)
 
-    _print_object(run(work()), as_json=as_json)
+    print_object(run(work()), as_json=as_json)
 
 
 # Steps
@@ -545,7 +545,7 @@ def step_show(sandbox: SandboxId, step: StepId, url: Url = None, as_json: AsJson
         async with await Client.connect(url) as client:
             return await client.show_step(sandbox, step)
 
-    _print_object(run(work()), as_json=as_json)
+    print_object(run(work()), as_json=as_json)
 
 
 @step_app.command("cancel")
@@ -632,18 +632,27 @@ def read(
 
 @app.command()
 def replay(
-    sandbox: SandboxId,
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="The sandbox's id.")] = "",
+    dag: Annotated[str, typer.Option("--dag", help="Tell a DAG's instead.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a sandbox's ledger as a timeline."""
+    """Tell a sandbox's ledger as a timeline, or a DAG's."""
     from fencepost.client import timeline
+
+    if bool(sandbox) == bool(dag):
+        raise RefusedError("bad_arguments", "name a sandbox, or a DAG with --dag", field="SANDBOX")
 
     async def work() -> int:
         count = 0
         async with await Client.connect(url) as client:
-            async for line in timeline.lines(client, sandbox, follow=follow):
+            told = (
+                timeline.dag_lines(client, dag, follow=follow)
+                if dag
+                else timeline.lines(client, sandbox, follow=follow)
+            )
+            async for line in told:
                 count += 1
                 if as_json:
                     emit(line)
@@ -652,8 +661,9 @@ def replay(
         return count
 
     if not run(work()):
+        kind = "dag" if dag else "sandbox"
         raise RefusedError(
-            "unknown_sandbox", f"sandbox: the ledger has nothing of {sandbox!r}", field="sandbox"
+            f"unknown_{kind}", f"{kind}: the ledger has nothing of {dag or sandbox!r}", field=kind
         )
 
 
@@ -701,13 +711,14 @@ def verify(url: Url = None, as_json: AsJson = False) -> None:
         verdict = "clean" if report.is_clean else f"{len(report.violations)} violations"
         out.print(
             f"{verdict}: {report.batches} batches, {report.entries} entries,"
-            f" {report.sandboxes} sandboxes, {report.committed} committed"
+            f" {report.sandboxes} sandboxes, {report.dags} DAGs, {report.committed} committed"
         )
     if not report.is_clean:
         raise typer.Exit(TOOL_FAILED)
 
 
-def _print_object(found: dict[str, Any], *, as_json: bool) -> None:
+def print_object(found: dict[str, Any], *, as_json: bool) -> None:
+    """A view for people, a field a line; or as one JSON value."""
     if as_json:
         emit(found)
         return
@@ -715,3 +726,7 @@ def _print_object(found: dict[str, Any], *, as_json: bool) -> None:
     for name, value in found.items():
         shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         out.print(Text(f"{name:<{width}}  {shown}"))
+
+
+# These add themselves to `app`, with what stands above.
+from fencepost.client import dag_commands  # noqa: E402, F401

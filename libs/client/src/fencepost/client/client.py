@@ -20,6 +20,7 @@ import msgspec
 import nats.errors
 from fencepost.client import answers, blobs, commands, ledger, ulid
 from fencepost.client.commands import Undo
+from fencepost.client.dags import DagCalls
 from fencepost.client.errors import NoServerError, OutcomeUnknownError, ToolFailedError
 from fencepost.client.outbox import Outbox, publish_durably
 from fencepost.client.outcome import StepOutcome
@@ -78,7 +79,7 @@ class StepHandle:
             raise OutcomeUnknownError(self.sandbox, self.step, timeout_s) from error
 
 
-class Client:
+class Client(DagCalls):
     """One connection; safe for any number of tasks of one loop."""
 
     def __init__(self, link: Link, shards: int) -> None:
@@ -450,7 +451,7 @@ class Client:
         sandbox; a name is never used for a second one.
         """
         sandbox = commands.require_id("sandbox", name or f"sbx-{ulid.mint()}")
-        body = {"spec": _spec(spec)}
+        body = {"spec": commands.spec_of(spec)}
         command = ulid.mint()
         async with await answers.Refusals.listen(self.link, sandbox, command) as refusals:
             await self._command("create", sandbox, command, body)
@@ -490,14 +491,16 @@ class Client:
         message = await self.link.call(
             subjects.fault(sandbox), _encode(dict(order)), timeout_s=timeout_s
         )
-        answer: dict[str, Any] = msgspec.json.decode(message.data or b"{}")
-        if not answer.get("ok", True):
-            raise RefusedError(
-                str(answer.get("reason") or "refused"),
-                f"fault {order.get('do')!r}: {answer.get('detail') or answer.get('reason')}",
-                field="do",
-            )
-        return answer
+        return _require_ok(order, message.data)
+
+    async def fault_ahead(
+        self, sandbox: str, order: Mapping[str, Any], *, timeout_s: float = 10.0
+    ) -> None:
+        """Injects a fault into a sandbox that is yet to come: `{"do": "slow_create", "ms": n}`."""
+        commands.require_id("sandbox", sandbox)
+        body = _encode({**order, "sandbox": sandbox})
+        message = await self.link.call(subjects.FAULT_AHEAD, body, timeout_s=timeout_s)
+        _require_ok(order, message.data)
 
     async def release(
         self, sandbox: str, *, wait: bool = True, timeout_s: float = 60.0
@@ -607,6 +610,17 @@ async def _takes_connections(url: str) -> bool:
     return False
 
 
+def _require_ok(order: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.json.decode(data or b"{}")
+    if not answer.get("ok", True):
+        raise RefusedError(
+            str(answer.get("reason") or "refused"),
+            f"fault {order.get('do')!r}: {answer.get('detail') or answer.get('reason')}",
+            field="do",
+        )
+    return answer
+
+
 def _is_claimed(sandbox: Mapping[str, Any]) -> bool:
     return "operator" in sandbox["claims"]
 
@@ -627,17 +641,6 @@ def _content(field: str, content: str | bytes) -> dict[str, str]:
         return {field: content.decode()}
     except UnicodeDecodeError:
         return {f"{field}_b64": base64.b64encode(content).decode()}
-
-
-def _spec(spec: SandboxSpec | Mapping[str, Any] | None) -> SandboxSpec:
-    if spec is None:
-        return SandboxSpec()
-    if isinstance(spec, SandboxSpec):
-        return spec
-    try:
-        return msgspec.convert(dict(spec), SandboxSpec)
-    except msgspec.ValidationError as error:
-        raise RefusedError("bad_arguments", f"spec: {error}", field="spec") from error
 
 
 def _id_reused(step: str) -> RefusedError:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from fencepost.core import ids, limits, tools
 from fencepost.core.errors import RefusedError
-from fencepost.core.steps import canonical
+from fencepost.core.steps import SandboxSpec, canonical
 
 _encode = msgspec.json.Encoder().encode
 
@@ -88,8 +88,14 @@ def compensation_of(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def require_compensation(tool: str, compensation: object) -> None:
-    """Raises when nothing could take this tool's effect back."""
+    """Raises for a tool that is no step, and when nothing could take its effect back."""
     known = tools.TABLE.get(tool)
+    if known is not None and not known.mutating:
+        raise RefusedError(
+            "read_only_tool",
+            f"tool: {tool} changes nothing and needs no step: send it as a read",
+            field="tool",
+        )
     if compensation is None and known is not None and not known.pre_image:
         if tool == "run_migration":
             return
@@ -157,6 +163,18 @@ def _in_range(field: str, value: object, low: int, high: int) -> None:
             field=field,
             expected=expected,
         )
+
+
+def spec_of(spec: SandboxSpec | Mapping[str, Any] | None) -> SandboxSpec:
+    """The spec of a sandbox; raises `RefusedError` naming the wrong field."""
+    if spec is None:
+        return SandboxSpec()
+    if isinstance(spec, SandboxSpec):
+        return spec
+    try:
+        return msgspec.convert(dict(spec), SandboxSpec)
+    except msgspec.ValidationError as error:
+        raise RefusedError("bad_arguments", f"spec: {error}", field="spec") from error
 
 
 NOTHING_TO_UNDO: Final[dict[str, Any]] = {"kind": "command", "args": {"argv": ["true"]}}

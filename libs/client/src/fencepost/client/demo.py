@@ -1,8 +1,9 @@
 """
-`fencepost demo`: the counterexample, on real processes, with a real clock and real kill -9.
+`fencepost demo`: the counterexamples, on real processes, with a real clock and real kill -9.
 
-A patch is sent, the sandbox answers 200, the sandbox is reclaimed with its disk, and only then does
-the 200 arrive. First a planner as most are, then Fencepost.
+Act 2 is in `demo_release`. Act 1: a patch is sent, the sandbox answers 200, the sandbox is
+reclaimed with its disk, and only then does the 200 arrive. First a planner as most are, then
+Fencepost.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from fencepost.client import cli, plain_sandbox, timeline, ulid
+from fencepost.client import cli, demo_release, plain_sandbox, timeline, ulid
 from fencepost.client.client import Client, StepHandle
 from fencepost.client.errors import ToolFailedError
 from fencepost.client.outcome import StepOutcome
@@ -62,20 +63,27 @@ async def play(*, as_json: bool, keep: bool, out: Console, err: Console) -> bool
         naive = await _common_planner(folder / "common", say)
         starting = time.monotonic()
         if err.is_terminal:
-            err.print("  starting nats-server, a planner and a sandbox-gateway", style="dim")
-        # No PostgreSQL: nothing that decides a step reads it.
-        stack = await Stack.start(folder / "stack", others=False, postgres=False)
+            err.print("  starting nats-server, a planner, a tracker and a gateway", style="dim")
+        # No PostgreSQL: nothing that decides a step or a release reads it.
+        stack = await Stack.start(folder / "stack", others=False, postgres=False, trackers=1)
         set_up_s = time.monotonic() - starting
         try:
             report, succeeded = await _fencepost(stack, say, out if not as_json else None)
+            report = {"act": 1, "naive": naive, **report, "set_up_s": round(set_up_s, 2)}
+            succeeded = succeeded and naive == {"stored": "success", "file_present": False}
+            if as_json:
+                cli.emit(report)
+            else:
+                say(_moral(succeeded))
+            async with await Client.connect(stack.nats.url, name="fencepost-demo") as client:
+                report, released = await demo_release.play(client, say)
         finally:
             await stack.stop()
-        report = {"act": 1, "naive": naive, **report, "set_up_s": round(set_up_s, 2)}
-        succeeded = succeeded and naive == {"stored": "success", "file_present": False}
         if as_json:
             cli.emit(report)
         else:
-            say(_moral(succeeded))
+            say(_moral_of_release(released))
+        succeeded = succeeded and released
     finally:
         if keep:
             err.print(f"kept: {folder}")
@@ -89,6 +97,15 @@ def _moral(succeeded: bool) -> str:
         return (
             "\nThe same 200, twice. One planner believed it. The other asked which disk it spoke"
             " of,\nand committed only what the live one holds."
+        )
+    return "\n[bold red]This did not go as it must; please report it with the output above.[/]"
+
+
+def _moral_of_release(succeeded: bool) -> str:
+    if succeeded:
+        return (
+            "\nNot known to be gone is not gone: the first answer said so, the release went on by"
+            " itself,\nand every change of the verdict was told."
         )
     return "\n[bold red]This did not go as it must; please report it with the output above.[/]"
 

@@ -8,23 +8,27 @@ short history.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from fencepost.contracts import streams, subjects
 from fencepost.contracts.messages import Batch
+from fencepost.core.dag.entries import DagEntry
 from fencepost.core.errors import LedgerBrokenError, UnknownError
 from fencepost.core.sandbox.entries import SandboxEntry
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link, stream_info
 from fencepost.runtime.ports import Absent, Valid
 
+T = TypeVar("T")
+
 _FOLLOW_S: Final = 0.2
 
 _decode_batch = msgspec.json.Decoder(Batch).decode
 _decode_entries = msgspec.json.Decoder(list[SandboxEntry]).decode
+_decode_dag_entries = msgspec.json.Decoder(list[DagEntry]).decode
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +40,17 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entries(self) -> Sequence[SandboxEntry]:
-        """The batch's entries, decoded anew at each call."""
+        """The batch's entries of the sandbox family, decoded anew at each call."""
+        return self._decoded(_decode_entries)
+
+    @property
+    def dag_entries(self) -> Sequence[DagEntry]:
+        """The batch's entries of the dag family, decoded anew at each call."""
+        return self._decoded(_decode_dag_entries)
+
+    def _decoded(self, decode: Callable[[bytes | msgspec.Raw], Sequence[T]]) -> Sequence[T]:
         try:
-            return _decode_entries(self.batch.entries)
+            return decode(self.batch.entries)
         except msgspec.MsgspecError as error:
             raise LedgerBrokenError(f"batch {self.seq} of {streams.LEDGER}: {error}") from error
 

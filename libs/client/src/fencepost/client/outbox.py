@@ -32,7 +32,7 @@ _PAUSE_S: Final = 0.1
 _SEND_S_MAX: Final = 30.0
 _ALREADY_THERE: Final = 10077
 _ENVELOPE_BYTES: Final = 64
-_AHEAD_MAX: Final = 1
+_AHEAD_MAX: Final = 2
 _PATIENCE_S: Final = 0.05
 """A message that is on its way for longer holds nothing up any more."""
 

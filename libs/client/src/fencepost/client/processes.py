@@ -3,7 +3,8 @@ Child processes that never outlive the process that started them.
 
 On Linux the kernel ends a child with its parent (PDEATHSIG, bound to the starting *thread*, so
 children are started from a thread that lives as long as the process). Elsewhere a watchdog child
-notices the end of its standard input and kills.
+notices the end of its standard input and sends the same signal. FENCEPOST_PORTABLE is for tests: it
+lets Linux take that way too.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import IO, Final
 from fencepost.core.errors import FencepostError
 
 _PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_IS_LINUX: Final = sys.platform == "linux" and not os.environ.get("FENCEPOST_PORTABLE")
+_LIBC: Final = ctypes.CDLL(None, use_errno=True) if _IS_LINUX else None
 _WATCHDOG: Final = """
-import os, signal, sys
+import os, sys
 sys.stdin.buffer.read()
 try:
-    os.kill(int(sys.argv[1]), signal.SIGKILL)
+    os.kill(int(sys.argv[1]), int(sys.argv[2]))
 except OSError:
     pass
 """
@@ -120,7 +122,15 @@ class Child:
         watchdog = None
         if _LIBC is None:
             watchdog = subprocess.Popen(
-                [sys.executable, "-c", _WATCHDOG, str(process.pid)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    _WATCHDOG,
+                    str(process.pid),
+                    str(int(death_signal)),
+                ],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )

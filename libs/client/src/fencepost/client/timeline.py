@@ -1,4 +1,4 @@
-"""The ledger of one sandbox in words: what was recorded, under which epoch, in what order."""
+"""The ledger of one sandbox, or of one DAG, in words: what was recorded, and in what order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
+from fencepost.client import commands, ledger
 from fencepost.client.client import Client
 from fencepost.client.ledger import Recorded
+from fencepost.core import ids
+from fencepost.core.dag import entries as d
 from fencepost.core.sandbox import entries as e
 
 
@@ -15,7 +18,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """
     One entry of the ledger. `text` is for people; `entry` is all that was recorded.
 
-    `epoch` is the epoch that was open, or the last one, when the entry was made.
+    `epoch` is the epoch that was open, or the last one, when the entry was made; 0 of a DAG.
     """
 
     at: str
@@ -26,7 +29,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     kind: str
     text: str
-    entry: e.SandboxEntry
+    entry: e.SandboxEntry | d.DagEntry
 
 
 async def lines(client: Client, sandbox: str, *, follow: bool = False) -> AsyncIterator[Line]:
@@ -41,7 +44,16 @@ async def lines(client: Client, sandbox: str, *, follow: bool = False) -> AsyncI
             yield _line(recorded, index, epoch, entry)
 
 
-def _line(recorded: Recorded, index: int, epoch: int, entry: e.SandboxEntry) -> Line:
+async def dag_lines(client: Client, dag: str, *, follow: bool = False) -> AsyncIterator[Line]:
+    """Reads a DAG's entries in order; with `follow`, goes on waiting for more."""
+    shard = ids.shard_of(commands.require_id("dag", dag), client.shards)
+    async for recorded in ledger.batches(client.link, shard, family="dag", follow=follow):
+        for index, entry in enumerate(recorded.dag_entries):
+            if getattr(entry, "dag", "") == dag:
+                yield _line(recorded, index, 0, entry)
+
+
+def _line(recorded: Recorded, index: int, epoch: int, entry: e.SandboxEntry | d.DagEntry) -> Line:
     batch = recorded.batch
     return Line(
         at=recorded.at.isoformat(timespec="milliseconds"),
@@ -56,7 +68,7 @@ def _line(recorded: Recorded, index: int, epoch: int, entry: e.SandboxEntry) -> 
     )
 
 
-def words(entry: e.SandboxEntry) -> str:
+def words(entry: e.SandboxEntry | d.DagEntry) -> str:
     """Says an entry in a sentence without its time."""
     say = _WORDS.get(type(entry))
     return say(entry) if say is not None else str(type(entry).__struct_config__.tag)
@@ -168,4 +180,30 @@ _WORDS: Final[dict[type, Callable[[Any], str]]] = {
     e.GoneEntry: lambda x: f"gone: {_why(x.evidence, x.instance)}",
     e.StrayFound: lambda x: f"{x.ref.instance} runs under this name and is nobody's: to be stopped",
     e.StrayGone: lambda x: f"nobody's {x.ref.instance} is gone: {x.evidence}",
+    d.Refused: lambda x: (
+        f"{x.command} {x.id} refused: {_why(x.reason, x.detail)}"
+        + (f" in {x.field}" if x.field else "")
+    ),
+    d.Opened: lambda x: f"opened with {len(x.nodes)} nodes",
+    d.NodeStarted: lambda x: f"node {x.node!r} started",
+    d.NodeFinished: lambda x: f"node {x.node!r} ended: {x.status}",
+    d.Intended: lambda x: (
+        f"{x.acquisition}: slot {x.slot!r} is to get"
+        f" {'a fresh sandbox' if x.spec is not None else x.sandbox}"
+    ),
+    d.Progressed: lambda x: f"{x.acquisition}: {_why(x.phase, x.detail)}",
+    d.Ready: lambda x: f"{x.acquisition}: ready at epoch {x.epoch}",
+    d.Moved: lambda x: f"slot {x.slot!r} names {x.new} instead of {x.old}",
+    d.Closed: lambda x: f"closed: {x.reason}; nothing is acquired from here on",
+    d.CancelAsked: lambda x: f"cancelled again, as {x.cancel}",
+    d.ReleaseBegun: lambda x: f"{x.acquisition}: lets go of {x.sandbox}: {x.reason}",
+    d.ReleaseHeard: lambda x: f"{x.acquisition}: not gone: {_why(x.reason, x.evidence)}",
+    d.ReleaseSettled: lambda x: f"{x.acquisition}: {x.sandbox} is gone: {x.evidence}",
+    d.Abandoned: lambda x: f"{x.acquisition}: never came to hold anything: {x.reason}",
+    d.Finished: lambda x: f"finished: {x.status}",
+    d.Answered: lambda x: (
+        f"{x.verdict}"
+        + (f": {_why(x.reason, x.evidence)}" if x.reason else f", evidence {x.evidence or 'none'}")
+        + (f"; answers {x.cancel}" if x.cancel else "")
+    ),
 }

@@ -328,6 +328,9 @@ class Working:
         row.is_gone = row.is_gone or (row.is_releasing and not row.has_ref and not row.creates)
         row.state = row.word()
 
+    def stray(self, entry: e.StrayFound | e.StrayGone) -> None:
+        """Of no sandbox's row: what runs is under its name only. Its events show it."""
+
     def holder_added(self, entry: e.HolderAdded) -> None:
         self._hold(entry, "dag", entry.dag, acquisition=entry.acquisition)
 
@@ -510,4 +513,6 @@ _BY_KIND: Final[dict[type, Callable[[Working, Any], None]]] = {
     e.Releasing: Working.releasing,
     e.StopAnsweredEntry: Working.stop_answered,
     e.GoneEntry: Working.gone,
+    e.StrayFound: Working.stray,
+    e.StrayGone: Working.stray,
 }

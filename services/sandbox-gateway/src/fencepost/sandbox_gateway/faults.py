@@ -1,7 +1,8 @@
 """
-Faults on demand, for demonstrations and tests: a reclaimed sandbox, a receipt that comes late.
+Faults on demand, for demonstrations and tests: a reclaimed sandbox, a receipt that comes late, a
+provider that refuses to stop one or takes its time over one.
 
-Only where the settings allow it. Nothing is faked: a reclaim kills real processes and removes a
+Only where the settings allow it. No sandbox is faked: a reclaim kills real processes and removes a
 real disk behind the control plane's back, and a held receipt is the toolhost's own.
 """
 
@@ -14,21 +15,29 @@ from typing import Any, Final
 import msgspec
 import structlog
 from fencepost.contracts import subjects
+from fencepost.core import ids
 from fencepost.core.receipts import StampedReceipt
 from fencepost.runtime.link import Link
 from fencepost.sandbox_gateway.attachment import Attachment
 
 HOLD_MS_MAX: Final = 60_000
+TIMES_MAX: Final = 100
+AHEAD_MAX: Final = 1_000
 
 logger = structlog.get_logger(__name__)
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """`do`: reclaim, hold_receipts (for at most `ms`) or release_receipts."""
+    """
+    `do`: reclaim, hold_receipts (for at most `ms`), release_receipts, or refuse_stops (the next
+    `times`). Ahead of a sandbox, which is then named: slow_create, by `ms`.
+    """
 
     do: str
     ms: int = 10_000
+    times: int = 1
+    sandbox: str = ""
 
 
 _FAULT: Final = msgspec.json.Decoder(Fault)
@@ -62,6 +71,32 @@ class Faults:
         self._subscriptions: dict[str, Any] = {}
         self._holds: dict[Attachment, _Hold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._refused_stops: dict[str, int] = {}
+        self._slow: dict[str, int] = {}
+        self._slow_until_s: dict[str, float] = {}
+
+    async def listen_ahead(self) -> None:
+        """Listens for faults of sandboxes that are yet to come."""
+        if "" not in self._subscriptions:
+            self._subscriptions[""] = None
+            self._subscriptions[""] = await self._link.subscribe_raw(
+                subjects.FAULT_AHEAD, self._take_ahead
+            )
+
+    def refuses_stop(self, sandbox: str) -> bool:
+        """Tells whether this stop is to be answered as refused; counts it."""
+        left = self._refused_stops.pop(sandbox, 0)
+        if left > 1:
+            self._refused_stops[sandbox] = left - 1
+        return left > 0
+
+    async def take_time(self, sandbox: str) -> None:
+        """Waits as long as a slow provider would over this sandbox's create."""
+        if sandbox not in self._slow:
+            return
+        now_s = asyncio.get_running_loop().time()
+        until_s = self._slow_until_s.setdefault(sandbox, now_s + self._slow[sandbox] / 1000)
+        await asyncio.sleep(max(0.0, until_s - now_s))
 
     async def listen(self, sandbox: str) -> None:
         if sandbox not in self._subscriptions:
@@ -88,11 +123,29 @@ class Faults:
         hold.receipts.append((stamped, size))
         return True
 
-    def _take(self, sandbox: str, msg: Any) -> None:
+    def _decode(self, msg: Any) -> Fault | None:
         try:
-            fault = _FAULT.decode(msg.data)
+            return _FAULT.decode(msg.data)
         except msgspec.DecodeError as error:
             self._answer(msg.reply, {"ok": False, "reason": "bad_fault", "detail": str(error)})
+            return None
+
+    def _take_ahead(self, msg: Any) -> None:
+        fault = self._decode(msg)
+        if fault is None:
+            return
+        if fault.do != "slow_create" or not ids.is_id(fault.sandbox):
+            detail = f"no fault {fault.do!r} ahead of sandbox {fault.sandbox[:64]!r}"
+            self._answer(msg.reply, {"ok": False, "reason": "unknown_fault", "detail": detail})
+        elif len(self._slow) >= AHEAD_MAX:
+            self._answer(msg.reply, {"ok": False, "reason": "overloaded"})
+        else:
+            self._slow[fault.sandbox] = max(1, min(fault.ms, HOLD_MS_MAX))
+            self._answer(msg.reply, {"ok": True})
+
+    def _take(self, sandbox: str, msg: Any) -> None:
+        fault = self._decode(msg)
+        if fault is None:
             return
         attachment = self._attached(sandbox)
         match fault.do:
@@ -110,7 +163,10 @@ class Faults:
                 released = sum(self._release(hold.attachment) for hold in held)
                 if held or attachment is not None:
                     self._answer(msg.reply, {"ok": True, "released": released})
-            case "reclaim" | "hold_receipts":
+            case "refuse_stops" if attachment is not None:
+                self._refused_stops[sandbox] = max(0, min(fault.times, TIMES_MAX))
+                self._answer(msg.reply, {"ok": True})
+            case "reclaim" | "hold_receipts" | "refuse_stops":
                 # Another gateway has it, and answers.
                 pass
             case _:

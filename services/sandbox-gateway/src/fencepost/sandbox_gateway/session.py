@@ -51,6 +51,7 @@ from fencepost.providers.protocol import (
     CreateRefused,
     Observation,
     Provider,
+    StopAnswer,
     Unknown,
 )
 from fencepost.runtime import crash
@@ -167,6 +168,8 @@ class GatewaySession:
             subjects.gateway_list(self.id), self._listings.take
         )
         stopping = asyncio.create_task(self._stop_when(stop))
+        if self._faults is not None:
+            await self._faults.listen_ahead()
         logger.info("gateway_session_open", gateway=self.id)
         try:
             beat = asyncio.create_task(self._beat())
@@ -493,6 +496,8 @@ class GatewaySession:
         if provider is None:
             failed(f"unknown_provider: {order.spec.provider}", ambiguous=False)
             return
+        if self._faults is not None:
+            await self._faults.take_time(order.sandbox)
         # Again here, because this runs later than its order was taken.
         if self._lease.is_over(self._clock.monotonic_ms()):
             self._end("lease_over")
@@ -709,7 +714,9 @@ class GatewaySession:
         if observed.state == "terminating" and provider is not None:
             # Said now, it would be a session that ended on a disk that may live on, and the
             # loss would only be seen by the next attempt to attach.
-            await self._is_gone_in_time(provider, attachment.ref)
+            await self._is_gone_in_time(
+                provider, attachment.ref, within_ms=self._options.gone_within_ms
+            )
             observed = await self._observe(attachment.ref)
         self._metrics.channels_lost.labels(observed.state).inc()
         self._facts.put(self._lost(attachment, reason, observed.state))
@@ -775,7 +782,10 @@ class GatewaySession:
             self._forget(attachment)
             await attachment.end(grace_s=0.0)
         crash.point("gateway_before_stop")
-        said = await provider.stop(ref, ref.instance)
+        if self._faults is not None and self._faults.refuses_stop(order.sandbox):
+            said = StopAnswer(answer="refused", detail="a fault was asked for")
+        else:
+            said = await provider.stop(ref, ref.instance)
         self._metrics.provider_calls.labels("stop", said.answer).inc()
         crash.point("gateway_after_stop")
         self._facts.put(
@@ -787,12 +797,14 @@ class GatewaySession:
                 detail=said.detail,
             )
         )
-        if await self._is_gone_in_time(provider, ref):
+        # One that refuses is doing nothing: waiting for it would only hold up the next try.
+        within_ms = 0 if said.answer == "refused" else self._options.gone_within_ms
+        if await self._is_gone_in_time(provider, ref, within_ms=within_ms):
             self._facts.put(Gone(sandbox=order.sandbox, gateway=self.id, ref=ref))
 
-    async def _is_gone_in_time(self, provider: Provider, ref: Ref) -> bool:
+    async def _is_gone_in_time(self, provider: Provider, ref: Ref, *, within_ms: int) -> bool:
         """Two signals: only an observation says gone, whatever the stop was answered."""
-        until_ms = self._clock.monotonic_ms() + self._options.gone_within_ms
+        until_ms = self._clock.monotonic_ms() + within_ms
         pause_s = 0.02
         while (await provider.observe(ref)).state != "gone":
             if self._clock.monotonic_ms() >= until_ms:
@@ -808,6 +820,8 @@ class GatewaySession:
         First no later create may make anything; then what is there is named, and stopped. Where a
         provider can promise or say nothing, it stays ambiguous.
         """
+        if self._faults is not None:
+            await self._faults.take_time(order.sandbox)
         is_settled = True
         for provider in self._providers.values():
             promised = await provider.settle(order.create_id)
