@@ -88,7 +88,7 @@ def _say(text: str) -> None:
 
 def _machine() -> dict[str, Any]:
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "load": [round(value, 2) for value in os.getloadavg()],
         "python": sys.version.split()[0],
     }

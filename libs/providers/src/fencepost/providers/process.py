@@ -8,9 +8,9 @@ rename and disappears by one rename, so a crash leaves nothing half-made under a
 An instance is minted at the create and carries the host's boot: after a reboot the former ones
 are gone, because a power loss may have torn what they had not synced.
 
-Processes are found by the instance in their environment (Linux's `/proc`). Inside bubblewrap that
-is complete: they die with their pid namespace. Without it, a tool that empties its environment and
-leaves its process group escapes (docs/security.md); the isolation is then reported as `none`.
+Processes are found by the instance in their environment. Inside bubblewrap that is complete: they
+die with their pid namespace. Without it, a tool that empties its environment and leaves its process
+group escapes (docs/security.md); the isolation is then reported as `none`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import re
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,9 @@ _INSTANCE: Final = re.compile(r"i[0-9a-f]{16}-b[0-9a-f]{8}")
 _SETTLED_KEPT_S: Final = 24 * 3600
 _CRASH: Final = ("FENCEPOST_TOOLHOST_CRASH", "FENCEPOST_TOOLHOST_CRASH_ONCE")
 FILE_MB_MAX: Final = 1024
+_PATH: Final = ("/opt/homebrew/bin:" if sys.platform == "darwin" else "") + (
+    "/usr/local/bin:/usr/bin:/bin"
+)
 
 
 class RootUnreadableError(OSError):
@@ -89,13 +93,15 @@ class ProcessProvider:
         root.mkdir(parents=True, exist_ok=True)
         self._root = root.resolve()
         self._deployment = deployment
-        self._toolhost = toolhost if toolhost is not None else _toolhost_source()
-        self._python = python or getattr(sys, "_base_executable", "") or sys.executable
+        ours = getattr(sys, "_base_executable", "") or sys.executable
+        self._python = python or ours
+        self._toolhost = toolhost if toolhost is not None else _toolhost_for(self._python, ours)
         self._heartbeat_ms = heartbeat_ms
         for part in (_NEW, _TRASH, _SETTLED):
             (self._root / part).mkdir(mode=0o700, exist_ok=True)
         self._witness = _root_identity(self._root)
-        self._boot = _digest(_boot_id())[:8]
+        boot = _boot_id()
+        self._boot = _digest(boot or "boot-unknown")[:8]
         self._wrap = bubblewrap.probe() if isolate else None
         if self._wrap is not None:
             bubblewrap.write_etc(self._root / ".etc")
@@ -114,7 +120,7 @@ class ProcessProvider:
                 observes_gone=True,
                 readonly_commands=self._wrap is not None,
                 isolation="bubblewrap" if self._wrap is not None else "none",
-                power_loss_is_new_instance=True,
+                power_loss_is_new_instance=bool(boot),
             ),
         )
         self._retire_former_boots()
@@ -311,7 +317,7 @@ class ProcessProvider:
 
     def _environment(self, workspace: Path, instance: str, channel: str) -> dict[str, str]:
         return {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PATH": _PATH,
             "LANG": "C.UTF-8",
             "HOME": bubblewrap.WORKSPACE if self._wrap is not None else str(workspace),
             "TMPDIR": "/tmp",  # noqa: S108 - a tmpfs of its own inside bubblewrap
@@ -326,6 +332,8 @@ class ProcessProvider:
         command += ["--state", str(home / "state"), "--workspace", str(home / "workspace")]
         command += ["--instance", instance, "--env", json.dumps(env)]
         command += ["--heartbeat-ms", str(self._heartbeat_ms)]
+        if not self._traits.capabilities.power_loss_is_new_instance:
+            command.append("--sync")  # the instance would survive what the disk may not
         if self._wrap is None:
             limits["processes"] = processes.tasks_of_this_user() + spec.processes
         else:
@@ -422,13 +430,17 @@ class ProcessProvider:
 
 
 def _armed() -> dict[str, str]:
-    """Where the toolhost is to die, for tests of crash safety; its tools do not see it."""
-    return {name: os.environ[name] for name in _CRASH if name in os.environ}
+    """What tests tell a toolhost, as where it is to die; its tools do not see it."""
+    names = (*_CRASH, processes.PORTABLE)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _toolhost_source() -> Path:
+def _toolhost_for(python: str, ours: str) -> Path:
+    """The toolhost compiled, where it is our own Python that runs it; else its source."""
     from fencepost import toolhost
 
+    if os.path.realpath(python) == os.path.realpath(ours):
+        return Path(toolhost.compiled_path())
     return Path(toolhost.source_path())
 
 
@@ -462,14 +474,34 @@ def _host_id() -> str:
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):
             return Path(path).read_text(encoding="ascii").strip() + "/" + socket.gethostname()
-    return socket.gethostname()
+    # A Mac's host name follows the network that it is in.
+    hardware = _said(["/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"])
+    found = re.search(r'"IOPlatformUUID" = "([^"]+)"', hardware)
+    return found[1] if found else socket.gethostname()
 
 
 def _boot_id() -> str:
+    """What is another one after every start of the machine; empty where nothing tells it."""
+    if not processes.is_portable():
+        with contextlib.suppress(OSError):
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return _said(["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"])
+
+
+def _said(argv: list[str]) -> str:
+    """What a program of the system says, or nothing."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "boot-unknown"
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
 def _mtime(path: Path) -> float:

@@ -197,6 +197,21 @@ def write_all(fd, data):
         view = view[os.write(fd, view) :]
 
 
+def sync_fd(fd):
+    """Makes a file's content survive a power loss; macOS's `fsync` alone stops at the drive."""
+    if FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(fd, FULL_SYNC)
+            return
+        except OSError:
+            pass  # not every file system can
+    os.fsync(fd)
+
+
+FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+sync_data = getattr(os, "fdatasync", sync_fd)
+
+
 def is_no_space(error):
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -206,7 +221,7 @@ _TREE_ERRORS = frozenset(
     (
         errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
         errno.EISDIR, errno.ENOTEMPTY, errno.EBUSY, errno.EXDEV, errno.ELOOP, errno.ENAMETOOLONG,
-        errno.ETXTBSY, errno.EMLINK,
+        errno.ETXTBSY, errno.EMLINK, errno.EILSEQ,
     )
 )  # fmt: skip
 
@@ -309,16 +324,29 @@ def split_joined(path):
 
 
 # ---------------------------------------------------------------- processes
+#
+# Two ways to look at processes: Linux's /proc, and `ps` where there is none (macOS, the BSDs).
+# Both answer `look` and `processes`; everything else is the same code.
+
+# FENCEPOST_PORTABLE is for tests: it lets Linux do without what only Linux has.
+IS_LINUX = os.path.exists("/proc/self/stat") and not os.environ.get("FENCEPOST_PORTABLE")
+DEAD = (b"Z", b"X")
 
 
 def start_time(pid):
     """
-    When a process started, in kernel ticks; with its id it names one process for ever.
+    When a process started, as a number that grows; with its id it names one process for ever.
 
     0 when there is no such process, or it is dead and only waits to be reaped.
     """
+    found = look(pid)
+    return found[1] if found and found[0] not in DEAD else 0
+
+
+def look_in_proc(pid):
+    """(state, start time in kernel ticks) of one process, or None."""
     fields = proc_stat(pid)
-    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0
+    return (fields[0], int(fields[19])) if fields else None
 
 
 def proc_stat(pid):
@@ -329,7 +357,7 @@ def proc_stat(pid):
         return None
 
 
-def processes(group, cookie, started):
+def processes_in_proc(group, cookie, started):
     """
     The living processes of one tool: those of its group or session, and those that carry its
     cookie in their environment (a child may leave its session, it hardly drops the variable).
@@ -345,7 +373,7 @@ def processes(group, cookie, started):
             continue
         pid = int(name)
         fields = proc_stat(pid)
-        if fields is None or fields[0] in (b"Z", b"X") or pid == os.getpid():
+        if fields is None or fields[0] in DEAD or pid == os.getpid():
             continue
         member = ours and group in (int(fields[2]), int(fields[3])) and int(fields[19]) >= started
         if member or (cookie and carries(pid, cookie)):
@@ -359,6 +387,90 @@ def carries(pid, cookie):
             return cookie in file.read()
     except OSError:
         return False
+
+
+def look_by_ps(pid):
+    """As `look_in_proc`; the start time is in seconds."""
+    for row in ps("-p", "%d" % pid):
+        return row[3], row[4]
+    return None
+
+
+def processes_by_ps(group, cookie, started):
+    """
+    As `processes_in_proc`, and what descends from those: macOS does not show the environment of
+    its own programs, so that a cookie may be there and not be seen.
+    """
+    rows = {row[0]: row for row in ps("-axww" if ON_DARWIN else "axww", environment=True)}
+    if os.getpid() not in rows:
+        raise OSError(errno.EIO, "ps lists no processes")
+    leader = rows.get(group)
+    ours = bool(group) and (leader is None or leader[3] in DEAD or leader[4] == started)
+    shown_cookie = b" " + cookie.replace(b"\0", b" ") if cookie else b""
+    found = set()
+    for pid, _, in_group, state, began, words in rows.values():
+        if state in DEAD or pid == os.getpid():
+            continue
+        member = ours and began >= started and (group == in_group or group == session_of(pid))
+        if member or (shown_cookie and shown_cookie in words):
+            found.add(pid)
+    below = found
+    while below:
+        below = {row[0] for row in rows.values() if row[1] in found and row[3] not in DEAD} - found
+        found |= below
+    return sorted(found)
+
+
+def session_of(pid):
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+ON_DARWIN = sys.platform == "darwin"
+MONTHS = b"JanFebMarAprMayJunJulAugSepOctNovDec"
+PS_COLUMNS = ("pid", "ppid", "pgid", "stat", "lstart", "command")
+
+
+def ps(*which, environment=False):
+    """Rows of (pid, parent, group, state, start time, words and environment), as `ps` tells."""
+    import subprocess
+
+    flags = list(which)
+    if environment:
+        flags[0] += "E" if ON_DARWIN else "e"
+    argv = ["ps", *flags]
+    for name in PS_COLUMNS:  # one option each: in BSD's ps what follows "=" is a heading
+        argv += ["-o", name + "="]
+    env = {"PATH": "/bin:/usr/bin", "LC_ALL": "C", "TZ": "UTC"}
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=env, timeout=GONE_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise OSError(errno.ETIMEDOUT, "ps does not answer") from error
+    rows = []
+    for line in done.stdout.splitlines():
+        words = line.split(None, 9)
+        if len(words) >= 9 and words[0].isdigit():
+            told = b" %b " % words[9] if len(words) == 10 else b""
+            pid, parent, group = int(words[0]), int(words[1]), int(words[2])
+            rows.append((pid, parent, group, words[3][:1], seconds_of(words[4:9]), told))
+    return rows
+
+
+def seconds_of(words):
+    """`Mon Nov 30 09:42:24 2026` as a number that grows with time; months have 31 days."""
+    _, month, day, clock, year = words
+    hours, minutes, seconds = clock.split(b":")
+    days = (int(year) * 12 + MONTHS.index(month) // 3) * 31 + int(day)
+    return ((days * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
+
+
+look = look_in_proc if IS_LINUX else look_by_ps
+processes = processes_in_proc if IS_LINUX else processes_by_ps
 
 
 def kill(pid):
@@ -636,7 +748,7 @@ class Journal:
             self.torn = True
             raise OSError(errno.ENOSPC, "the journal took %d of %d bytes" % (written, len(data)))
         if self.sync:
-            os.fdatasync(self.fd)
+            sync_data(self.fd)
 
     def append_unlocked(self, record):
         """
@@ -675,7 +787,7 @@ class Journal:
         try:
             write_all(fd, data)
             if self.sync:
-                os.fsync(fd)
+                sync_fd(fd)
         finally:
             os.close(fd)
         crash("compact_written")
@@ -728,7 +840,7 @@ def done_record(one, digest, of, verdict, good):
 def sync_dir(path):
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync_fd(fd)
     finally:
         os.close(fd)
 
@@ -911,7 +1023,9 @@ _libc = []  # type: list[Any]
 
 
 def libc(name):
-    """A function of the C library, or None; `ctypes` is loaded when something first needs it."""
+    """A function of Linux's C library, or None; `ctypes` is loaded when it is first needed."""
+    if not IS_LINUX:
+        return None
     if not _libc:
         try:
             import ctypes
@@ -1095,7 +1209,7 @@ class Files:
             try:
                 digest = copy_fd(source, target)
                 if self.sync:
-                    os.fsync(target)
+                    sync_fd(target)
             finally:
                 os.close(target)
         finally:
@@ -1206,7 +1320,7 @@ class Files:
             if mode != 0o644:
                 os.fchmod(fd, mode)
             if self.sync:
-                os.fsync(fd)
+                sync_fd(fd)
         finally:
             os.close(fd)
 
@@ -1237,7 +1351,7 @@ class Files:
             else:
                 self.move_tree(op, parts, parent, back=kind == "untree")
             if self.sync and parent is not None:
-                os.fsync(parent)
+                sync_fd(parent)
             if CRASH_AT:
                 crash("effect")
 
@@ -2486,12 +2600,21 @@ class Limits:
                 ("file_mb", resource.RLIMIT_FSIZE, 1 << 20),
             ):
                 if name in given:
-                    self.pairs.append((kind, given[name] * factor))
+                    most = resource.getrlimit(kind)[1]
+                    value = given[name] * factor
+                    if most != resource.RLIM_INFINITY:
+                        value = min(value, most)  # only root may raise it
+                    self.pairs.append((kind, value))
             self.set = resource.setrlimit
 
     def apply(self):
         for kind, value in self.pairs:
-            self.set(kind, (value, value))
+            try:
+                self.set(kind, (value, value))
+            except (OSError, ValueError) as error:
+                # Elsewhere some cannot be set, as the memory's on macOS: a limit less.
+                if sys.platform == "linux":
+                    raise OSError(errno.EINVAL, "limit %d: %s" % (kind, error)) from error
 
 
 PR_SET_PDEATHSIG = 1
@@ -2820,7 +2943,7 @@ class Toolhost:
         try:
             write_all(fd, raw)
             if self.sync:
-                os.fsync(fd)
+                sync_fd(fd)
         finally:
             os.close(fd)
         crash("marker_written")
@@ -3290,7 +3413,7 @@ class Toolhost:
         try:
             if not stat.S_ISDIR(found.st_mode):
                 raise bad("cwd", "is not a directory")
-            cwd = os.readlink("/proc/self/fd/%d" % cwd_fd) if prefix else ""
+            cwd = self.path_of(cwd_fd, found, command.cwd) if prefix else ""
             root = os.fsdecode(self.workspace.root)
             filled = [p.replace("{workspace}", root).replace("{cwd}", cwd) for p in prefix]
             argv = [os.fsencode(part) for part in filled] + command.argv
@@ -3306,6 +3429,15 @@ class Toolhost:
         child.cookie = cookie + b"\0"
         self.children[child.pid] = child
         return child, go_w, fail_r
+
+    def path_of(self, fd, found, parts):
+        """The name of an open directory below the workspace, without symbolic links."""
+        if IS_LINUX:
+            return os.readlink("/proc/self/fd/%d" % fd)
+        path = os.path.realpath(os.path.join(os.fsdecode(self.workspace.root), joined(parts)))
+        if not os.path.samestat(os.stat(path), found):
+            raise bad("cwd", "moved while it was opened")
+        return path
 
     def end_child(self, child, why):
         """Kills a child's whole group; the poll loop sees it go."""
@@ -3617,8 +3749,8 @@ class Toolhost:
             return
         if pid == os.getpid():
             return
-        fields = proc_stat(pid)
-        if fields and int(fields[19]) == started and (is_late or fields[0] in (b"T", b"t")):
+        found = look(pid)
+        if found and found[1] == started and (is_late or found[0] in (b"T", b"t")):
             kill(pid)
 
     # -- read tools
@@ -3801,8 +3933,7 @@ class Toolhost:
         }  # fmt: skip
 
     def stat(self, head):
-        with open("/proc/self/statm", "rb") as file:
-            rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        rss = resident_bytes()
         return {
             "k": "stat", "id": head.get("id"), "counters": self.counters, "rss_bytes": rss,
             "records": len(self.journal.entries), "journal_bytes": self.journal.size,
@@ -4011,6 +4142,16 @@ def parse_head(raw):
     if type(size) is not int or not 0 <= size <= BODY_MAX:
         raise Malformed("a body of %s bytes" % shown(size))
     return head
+
+
+def resident_bytes():
+    """Our memory now; where that cannot be asked, the most that it ever was."""
+    if IS_LINUX:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if ON_DARWIN else 1024)
 
 
 def base_environment(given, root):
