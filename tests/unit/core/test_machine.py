@@ -94,11 +94,11 @@ def test_s071_s072_a_bad_command_is_one_clear_refusal(
 
 @pytest.mark.parametrize("bad", ["main\n", "a b", "", "a.b", "x" * 65, "ü", "*", ">", "a/b"])
 def test_bad_ids_are_refused(machine: SandboxMachine, bad: str) -> None:
-    for sandbox, step in ((bad, "s1"), ("sbx", bad)):
+    for sandbox, step, field in ((bad, "s1", "sandbox"), ("sbx", bad, "step")):
         pack = msgspec.json.encode({"steps": [{**body(), "sandbox": sandbox, "step": step}]})
         value = only(list(machine.decode("now", "fp.v1.cmd.batch.sbx.b1", pack)))
         assert isinstance(value, inputs.CommandMalformed)
-        assert value.reason == "bad_id"
+        assert (value.reason, value.field) == ("bad_id", field)
     good = msgspec.json.encode({"steps": [{**body(), "sandbox": "sbx", "step": "x" * 64}]})
     assert isinstance(
         only(list(machine.decode("now", "fp.v1.cmd.batch.sbx.b1", good))), inputs.CommandReceived

@@ -311,7 +311,8 @@ def _command(kind: str, aggregate: str, id_: str, data: bytes) -> Any:
             return malformed(
                 "mismatch", field, f"the subject says {want!r}, the body says {given!r}"
             )
-    for field, value in (("sandbox", aggregate), ("id", id_)):
+    about = "step" if kind in ("step", "cancel", "resolve") else "id"
+    for field, value in (("sandbox", aggregate), (about, id_)):
         if not ids.is_id(value):
             return malformed("bad_id", field, f"expected {ids.ID_PATTERN}")
     if kind != "step":
