@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from fencepost import planner, release_tracker, sandbox_gateway
+from fencepost import planner, release_tracker, sandbox_gateway, sweeper
 from fencepost.client.embedded import NatsServer, PostgresServer
 from fencepost.client.processes import Child, StartError, free_port
 from fencepost.contracts.streams import SHARDS_EMBEDDED
@@ -35,7 +35,7 @@ MODULES: Final = {
     "gateway": sandbox_gateway.__name__,
     "planner": planner.__name__,
     "tracker": release_tracker.__name__,
-    "sweeper": "fencepost.sweeper",
+    "sweeper": sweeper.__name__,
 }
 """In the order in which they are stopped: who talks to sandboxes first, who records it after."""
 

@@ -1,0 +1,1 @@
+"""Compares what providers list and shards hold, and proposes what is nobody's any more."""
