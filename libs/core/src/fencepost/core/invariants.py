@@ -61,6 +61,7 @@ class _Sandbox(msgspec.Struct):
     releasing: bool = False
     ended: bool = False
     instance_gone: bool = False
+    ref: Ref | None = None
     no: int = 0
     holders: set[str] = msgspec.field(default_factory=set)
     claims: set[str] = msgspec.field(default_factory=set)
@@ -236,7 +237,7 @@ class ShardAuditor:
         self._strays.add(key)
         sandbox = self._sandboxes.get(entry.sandbox)
         if sandbox is not None:
-            is_its_own = sandbox.instance == entry.ref.instance and not sandbox.instance_gone
+            is_its_own = sandbox.ref == entry.ref and not sandbox.instance_gone
             self._need(not is_its_own, "I6", f"{entry.sandbox}: its own instance called a stray")
             self._need(
                 entry.create_id not in sandbox.creates,
@@ -271,6 +272,7 @@ class ShardAuditor:
         )
         sandbox.creates.discard(entry.create_id)
         sandbox.instance_gone = False
+        sandbox.ref = entry.ref
 
     def _create_failed(self, sandbox: _Sandbox, entry: e.CreateFailedEntry) -> None:
         self._need(
@@ -300,6 +302,7 @@ class ShardAuditor:
         self._current(sandbox, entry.epoch, "marking")
         self._need(entry.nonce == sandbox.nonce, "I1", "marking another nonce than the epoch's")
         sandbox.marking = (entry.epoch, entry.session, entry.gateway)
+        sandbox.ref = entry.ref
 
     def _attached(self, sandbox: _Sandbox, entry: e.Attached) -> None:
         self._current(sandbox, entry.epoch, "attached")

@@ -62,7 +62,7 @@ class Sweeper:
         self._ticking = asyncio.Lock()
 
     async def tick(self, *, census: bool = False) -> list[Report]:
-        """Sweeps once and returns what it reports. `census`: proposes nothing, whatever the mode."""
+        """Sweeps once and tells what it saw. `census`: proposes nothing, whatever the mode."""
         async with self._ticking:
             began_ms = self._clock.monotonic_ms()
             mode = await self._sources.mode(self._options.mode)
