@@ -16,7 +16,7 @@ KILLED_AT: dict[str, int] = {}
 def options_of(seed: int, mutant: Mutant) -> Options:
     drawn = draw(seed)
     added = {fault: drawn.rates.get(fault, BASE_RATES[fault]) for fault in mutant.faults}
-    return msgspec.structs.replace(drawn, rates={**drawn.rates, **added})
+    return msgspec.structs.replace(drawn, rates={**drawn.rates, **added, **mutant.rates})
 
 
 def killed_at(mutant: Mutant) -> int | None:

@@ -42,7 +42,7 @@ MESSAGE_FAULTS: Final[dict[str, float]] = {
     "observe_unknown": 0.25,
     "stop_refused": 0.20,
     "stop_lost": 0.15,
-    "stop_stuck": 0.25,
+    "stop_stuck": 0.5,
     "disk_full": 0.05,
     "record_fails": 0.03,
     "naive_toolhost": 0.30,
@@ -51,7 +51,7 @@ MESSAGE_FAULTS: Final[dict[str, float]] = {
     "toolhost_crash_at_point": 0.02,
     "step_cancelled": 0.12,
     "step_deadline_short": 0.10,
-    "sandbox_released": 0.30,
+    "sandbox_released": 0.60,
 }
 CHAOS_FAULTS: Final[dict[str, float]] = {
     "owner_crash": 0.03,

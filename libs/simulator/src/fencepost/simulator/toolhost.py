@@ -90,6 +90,7 @@ class Toolhost(Process):
         self._queue: deque[Dispatch | MarkCall] = deque()
         self._run: Run | None = None
         self._runs = 0
+        self._read_seq = 0
         self.after(HEARTBEAT_MS, self._beat)
 
     @property
@@ -100,6 +101,7 @@ class Toolhost(Process):
 
     def hello(self) -> None:
         contents = self.contents
+        self._read_seq = contents.journal_seq
         if self.disk.unmet == "unread":
             self.disk.unmet = "unmarked"
         self._say("hello", (contents.marker, contents.journal_seq))
@@ -669,9 +671,9 @@ class Toolhost(Process):
         return ""
 
     def _roll_back_disk(self) -> None:
-        """A fault: an older point of this disk comes in after the hello, with a shorter journal."""
+        """A fault: an older point comes in after the hello, with a shorter journal than it read."""
         disk = self.disk
-        older = [s for s in disk.snapshots if s.journal_seq < disk.contents.journal_seq]
+        older = [s for s in disk.snapshots if s.journal_seq < self._read_seq]
         if older and self.world.hit("disk_rolled_back_before_mark"):
             disk.roll_back(older, spared=self)
             self.world.tell("rolled", disk.name, f"back to journal {disk.contents.journal_seq}")

@@ -47,7 +47,7 @@ def effects_of(state: SandboxShard, hints: Hints, entry: e.SandboxEntry) -> Iter
     elif kind is e.Attached:
         hints.unsettled[entry.sandbox] = None  # type: ignore[union-attr]
     elif kind is e.StrayFound:
-        for stray in state.strays[entry.sandbox]:  # type: ignore[union-attr]
+        for stray in state.strays.get(entry.sandbox, ()):  # type: ignore[union-attr]
             yield from _stop_stray(entry.sandbox, stray, hints, hints.latest_ms)  # type: ignore[union-attr]
     elif kind in (e.Created, e.RebuildIntended):
         hints.check_at_ms = 0  # where no gateway was named yet, one is looked for at once
