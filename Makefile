@@ -11,7 +11,7 @@ BIN     := $(VENV)/bin
 # One line a stage; a stage that succeeds says nothing more.
 STAGE   := @sh scripts/stage.sh
 
-.PHONY: help setup demo test bench lint format types contracts spelling simulate lock ci clean
+.PHONY: help setup demo test bench lint format types contracts spelling simulate soak lock ci clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +48,9 @@ spelling: setup ## codespell
 
 simulate: setup ## RUNS=2000 fresh seeds of the simulator
 	@$(BIN)/python -m fencepost.simulator --runs $(RUNS) $(ARGS)
+
+soak: setup ## 10,000 steps, 64 sandboxes, 5 services, random reclaims (ARGS=--steps=20000)
+	@$(BIN)/python scripts/soak.py $(ARGS)
 
 lock: setup ## resolve again and write requirements.lock
 	@$(BIN)/python scripts/lock.py $(ARGS)

@@ -248,7 +248,7 @@ async def test_commands_of_wrong_shape_are_refused_with_the_field(stack: Running
             found.append((refused["reason"], refused["field"]))
         assert found == [(reason, field) for _, reason, field in RAW]
         # The server itself takes no command that could not stand in a batch.
-        huge = json.dumps({"tool": "write_file", "args": {"path": "bad", "content": "x" * 50_000}})
+        huge = json.dumps({"tool": "write_file", "args": {"path": "bad", "content": "x" * 300_000}})
         with pytest.raises(nats.js.errors.BadRequestError, match="exceeds maximum allowed"):
             await client.link.nc.jetstream().publish("fp.v1.cmd.step.box.huge", huge.encode())
         await _nothing_is_left(stack, client)
