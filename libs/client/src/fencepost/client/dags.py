@@ -7,7 +7,8 @@ A command is stored first and waited for afterwards; a client may die in between
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from fencepost.runtime.bus import JetStreamInputs
 from fencepost.runtime.dags import Heard, Verdict
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link, stream_info
-from fencepost.runtime.ports import InputMessage
+from fencepost.runtime.ports import InputMessage, Unknown, Valid
 
 _STORE_S: Final = 30.0
 _LOOK_S: Final = 0.25
@@ -223,16 +224,18 @@ class DagCalls:
 
     async def releases_so_far(self, dag: str | None = None) -> list[Verdict]:
         """The verdicts that the server keeps now, oldest first."""
-        info = await stream_info(self.link, streams.EVENTS)
-        if info.error is not None:
-            raise UnknownError(f"{streams.EVENTS} cannot be read: {info.error.description}")
         subject = subjects.release(commands.require_id("dag", dag) if dag else "*")
-        read = JetStreamLog(self.link, stream=streams.EVENTS).read(subject, 1)
-        return [
-            dags.decode_verdict(payload)
-            async for seq, payload in read
-            if seq <= info.state.last_seq
-        ]
+        last = await JetStreamLog(self.link, stream=streams.EVENTS).last(subject)
+        if isinstance(last, Unknown):
+            raise UnknownError(f"{streams.EVENTS} cannot be read: {last.reason}")
+        found: list[Verdict] = []
+        if isinstance(last, Valid):
+            async with contextlib.aclosing(events(self.link, subject, from_start=True)) as read:
+                async for message in read:
+                    found.append(dags.decode_verdict(message.data))
+                    if message.seq >= last.seq:
+                        break
+        return found
 
     # Inside
 
@@ -323,7 +326,7 @@ def _not_acquired(heard: Heard, acquisition: str, slot: str) -> RefusedError:
 
 async def events(
     link: Link, subject: str, *, from_start: bool = False
-) -> AsyncIterator[InputMessage]:
+) -> AsyncGenerator[InputMessage]:
     """
     Public events of one subject in order, for ever.
 

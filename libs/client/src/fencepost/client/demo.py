@@ -119,10 +119,10 @@ async def _common_planner(folder: Path, say: Say) -> dict[str, Any]:
     store = folder / "steps.json"
     disk = folder / "disk-1"
     sandbox, port = await _plain_sandbox(folder, disk)
-    reclaimed = asyncio.Event()
-    call = asyncio.create_task(_held(port, reclaimed))
+    answered, reclaimed = asyncio.Event(), asyncio.Event()
+    call = asyncio.create_task(_held(port, answered, reclaimed))
     try:
-        await _until((disk / FILE).is_file, "the patch was not applied")
+        await _until(answered.is_set, "the patch was not applied")
         say(f"  apply_patch sent; the sandbox wrote {FILE} and answers 200 (held on its way)")
         sandbox.kill()
         shutil.rmtree(disk)
@@ -167,9 +167,10 @@ async def _plain_sandbox(folder: Path, disk: Path) -> tuple[Child, int]:
     raise StartError(f"the plain sandbox did not start:\n{child.tail()}")
 
 
-async def _held(port: int, reclaimed: asyncio.Event) -> int:
+async def _held(port: int, answered: asyncio.Event, reclaimed: asyncio.Event) -> int:
     """The network between planner and sandbox: slow to bring an answer back, as networks are."""
     status, _ = await _http(port, "POST", "/", PATCH.encode())
+    answered.set()
     await reclaimed.wait()
     return status
 

@@ -163,7 +163,7 @@ class Faults:
                 released = sum(self._release(hold.attachment) for hold in held)
                 if held or attachment is not None:
                     self._answer(msg.reply, {"ok": True, "released": released})
-            case "refuse_stops" if attachment is not None:
+            case "refuse_stops" if attachment is not None or sandbox in self._refused_stops:
                 self._refused_stops[sandbox] = max(0, min(fault.times, TIMES_MAX))
                 self._answer(msg.reply, {"ok": True})
             case "reclaim" | "hold_receipts" | "refuse_stops":
