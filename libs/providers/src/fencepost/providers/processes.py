@@ -205,7 +205,7 @@ def find(
     return {pid: rows[pid].started for pid in found}
 
 
-def kill_all(variable: str, value: str, *, top: int = 0) -> bool:
+def kill_all(variable: str, value: str, top: int = 0) -> bool:
     """
     Kills them with SIGKILL until none is left. Blocks, at most some seconds.
 

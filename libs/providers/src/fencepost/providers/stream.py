@@ -154,7 +154,7 @@ class SocketChannel:
     def _bury_now(self) -> None:
         if processes.is_portable():  # what it started is found while it lives, not later
             top = self._process.pid if self._process.poll() is None else 0
-            processes.kill_all(processes.CHANNEL, self._name, top=top)
+            processes.kill_all(processes.CHANNEL, self._name, top)
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
