@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from fencepost.client import ledger
 from fencepost.client.client import Client
 from fencepost.client.stack import Stack
 from fencepost.client.verify import verify
-from fencepost.contracts import streams, subjects
+from fencepost.contracts import subjects
 from fencepost.contracts.messages import SweepReply
 from fencepost.core import ids
 from fencepost.core.errors import UnknownError
@@ -87,6 +88,19 @@ class World:
             await asyncio.sleep(0.1)
         return found
 
+    async def command(self, *words: str) -> str:
+        """Runs `fencepost` as a person does; what it says."""
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("fencepost")),
+            *words,
+            "--url",
+            self.stack.nats.url,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate()
+        assert process.returncode == 0, said
+        return said.decode()
+
     async def census(self) -> list[Report]:
         msg = await self.client.link.call(subjects.SWEEP, b"", timeout_s=30)
         return msgspec.json.decode(msg.data, type=SweepReply).reports
@@ -150,14 +164,15 @@ async def test_s096_the_switch_and_a_census_by_hand() -> None:
         assert ghost.exists()
         listed = next(r for r in await found.census() if r.authority != "ledger")
         assert [(f.sandbox, f.why) for f in listed.findings] == [("ghost", "census")]
-        key = f"$KV.{streams.BUCKET_META}.sweep"
-        await found.client.link.call(key, b"off", timeout_s=5)
-        await found.ticks(0)
+        said = await found.command("sweep", "--dry-run")
+        assert "ghost: process ghost-" in said and "would be proposed" in said
+        assert ghost.exists()
+        assert "off" in await found.command("sweep", "--mode", "off")
         await asyncio.sleep(0.5)
         count = len(found.reports)
         await asyncio.sleep(1.0)
         assert len(found.reports) == count, "the switch is off"
-        await found.client.link.call(key, b"on", timeout_s=5)
+        await found.command("sweep", "--mode", "on", "--json")
         await wait_for(lambda: not ghost.exists(), "switched on, it is gone")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fencepost.contracts import streams as table
 from fencepost.core import sweeping
 from fencepost.core.errors import UnknownError
 from fencepost.core.facts import Fact, Orphaned, Stray
@@ -271,7 +272,7 @@ async def test_an_unreadable_switch_lets_nothing_be_proposed(
     answers: dict[str, Any] = {}
 
     async def read_meta(_link: Any, key: str) -> bytes | None:
-        assert key == reading.MODE_KEY
+        assert key == table.SWEEP_MODE
         if isinstance(answers["now"], Exception):
             raise answers["now"]
         return answers["now"]

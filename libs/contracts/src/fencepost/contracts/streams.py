@@ -22,6 +22,8 @@ EVENTS: Final = "FP_EVENTS"
 BUCKET_OWNERS: Final = "FP_OWNERS"
 BUCKET_LEASES: Final = "FP_LEASES"
 BUCKET_META: Final = "FP_META"
+SWEEP_MODE: Final = "sweep"
+"""The key of `FP_META` that switches sweeping: "on", "census" or "off"."""
 OBJECTS_BLOBS: Final = "FP_BLOBS"
 OBJECTS_SNAPSHOTS: Final = "FP_SNAPSHOTS"
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import structlog
+from fencepost.contracts import streams as table
 from fencepost.contracts import subjects
 from fencepost.contracts.messages import Ask, ListReply, ListRequest
 from fencepost.core import ids
@@ -26,8 +27,6 @@ from fencepost.runtime.link import ApiError, Link
 
 Mode: TypeAlias = Literal["on", "census", "off"]
 MODES: Final[tuple[Mode, ...]] = ("on", "census", "off")
-MODE_KEY: Final = "sweep"
-"""The key of the deployment's bucket that overrides the setting, without a restart."""
 
 GATEWAY_SILENT_MS: Final = 5_000
 LIST_S: Final = 20.0
@@ -107,7 +106,7 @@ class NatsSources:
 
     async def mode(self, setting: Mode) -> Mode:
         try:
-            found = await streams.read_meta(self._link, MODE_KEY)
+            found = await streams.read_meta(self._link, table.SWEEP_MODE)
         except UnknownError as error:
             logger.warning("sweep_mode_unknown", detail=str(error))
             return "off" if setting == "off" else "census"  # the switch may be off

@@ -164,7 +164,7 @@ class Sweeper:
             deferred = {
                 why: count
                 for why, count in report.counts.items()
-                if why not in sweeping.SETTLED and why != "proposed"
+                if why not in sweeping.SETTLED and why not in ("proposed", "not_asked")
             }
             for why, count in deferred.items():
                 self._metrics.deferred.labels(why).inc(count)
