@@ -110,6 +110,8 @@ def _postgres_starts(folder: Path) -> str:
 def _bubblewrap() -> Check:
     name = "bubblewrap"
     todo = "install bubblewrap (Debian: apt install bubblewrap) to confine what tools run"
+    if sys.platform != "linux":
+        todo = "only Linux has it: to confine what tools run, run the gateway in a container"
     found = shutil.which("bwrap")
     if found is None:
         return Check(name, "warning", "not found: tools run unconfined", todo)
