@@ -373,3 +373,58 @@ async def test_dags_are_listed_by_verdict_page_by_page(dags: RunningStack) -> No
         assert sorted(listed) == names[:3]
         told = await client.releases_so_far()
         assert sorted({verdict.dag for verdict in told}) == names[:3]
+
+
+async def test_s144_without_postgres_dags_go_on_and_the_projection_catches_up(
+    start_stack: StartStack,
+) -> None:
+    stack = await start_stack(trackers=1, postgres=True)
+    assert stack.postgres is not None
+    async with await stack.client() as client, api(stack) as http:
+        await client.open_dag("run", ["a"])
+        held = await client.acquire("run", "token")
+        await client.open_dag("other")
+        await client.adopt("other", "box", held.sandbox)
+        shown = await eventually(lambda: _projected(http, "run", "ready"))
+        proven = (await http.get("/v1/tasks/run", params={"proof": 1})).json()
+        assert [{**item} for item in shown["outstanding"]] == proven["outstanding"]
+        assert shown["outstanding"][0]["slot"] == "token"
+        receipt_key = stack.services["planner-1"].environment["FENCEPOST_RECEIPT_KEY"]
+        assert receipt_key not in str(shown) + str(proven)
+        stack.postgres.kill()
+        await stack.postgres.child.wait(10)
+
+        async def told() -> bool:
+            answer = await http.get("/readyz")
+            return answer.status_code == 503 and "projection: PostgreSQL" in answer.text
+
+        await eventually(told)
+        assert "dag shards" not in (await http.get("/readyz")).text
+        assert (await http.get("/v1/tasks/run")).status_code == 503
+        cancelled = (await http.post("/v1/tasks/run/cancel", params={"bound_ms": 1000})).json()
+        assert (cancelled["released"], cancelled["reason"]) == ("unconfirmed", "shared")
+        last = await client.cancel_dag("other")
+        assert last.released == "confirmed"
+        await eventually(lambda: _confirmed(client, "run"))
+        again = await type(stack.postgres).start(stack.data / "postgres", port=stack.postgres.port)
+        try:
+
+            async def caught_up() -> Any:
+                answer = await http.get("/v1/dags", params={"released": "confirmed"})
+                items = answer.json()["items"] if answer.status_code == 200 else []
+                return [item["dag"] for item in items] == ["other", "run"]
+
+            await eventually(caught_up)
+            verdicts = (await http.get("/v1/tasks/run")).json()["verdicts"]
+            assert verdicts[0]["released"] == "confirmed"
+            assert {one["released"] for one in verdicts[1:]} == {"unconfirmed"}
+        finally:
+            await again.stop()
+
+
+async def _projected(http: httpx.AsyncClient, dag: str, phase: str) -> dict[str, Any] | None:
+    answer = await http.get(f"/v1/tasks/{dag}")
+    if answer.status_code != 200:
+        return None
+    found: dict[str, Any] = answer.json()
+    return found if [item["phase"] for item in found["outstanding"]] == [phase] else None

@@ -1,5 +1,5 @@
 """
-A planner in miniature: the real sandbox machine, driven in this process by a seeded workload.
+A planner in miniature: the real machine, driven in this process by a seeded workload.
 
 It makes batches as the runtime would (one message per turn, conditional on the shard's head) and
 plays the gateway from the machine's state. Nothing here knows of the projection.
@@ -30,12 +30,12 @@ HOSTILE = "nul \0 and half \ud800 a pair"
 class Shard:
     """One shard's machine with its log. `entries` are all that were appended, in order."""
 
-    def __init__(self, log: Log, shard: int, shards: int) -> None:
-        self.machine = SandboxMachine()
+    def __init__(self, log: Log, shard: int, shards: int, machine: Any = None) -> None:
+        self.machine: Any = machine or SandboxMachine()
         self.log = log
         self.shard = shard
         self.shards = shards
-        self.state = self.machine.initial(shard, shards)
+        self.state: Any = self.machine.initial(shard, shards)
         self.hints = self.machine.new_hints()
         self.head = 0
         self.now_ms = 1_700_000_000_000
@@ -83,7 +83,7 @@ class Shard:
         batch = Batch(
             v=BATCH_VERSION,
             id=f"{self.shard}-{self.batches}",
-            family="sandbox",
+            family=self.machine.family,
             shard=self.shard,
             term=self.state.term,
             owner="test",
@@ -96,7 +96,7 @@ class Shard:
         )
         self.batches += 1
         self.head = await self.log.append(
-            subjects.ledger("sandbox", self.shard), msgspec.json.encode(batch), self.head
+            subjects.ledger(self.machine.family, self.shard), msgspec.json.encode(batch), self.head
         )
         return self.head
 

@@ -46,11 +46,33 @@ class Reader:
         yield Snapshot()
 
 
-def client(*, token: str = "", base_url: str = "http://127.0.0.1:8000") -> httpx.AsyncClient:
+class Tasks:
+    """Cancels what it is asked to, and remembers it."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[tuple[str, ...]] = []
+
+    async def cancel(self, dag: str, *, reason: str, bound_ms: int) -> dict[str, Any]:
+        self.cancelled.append((dag, reason, str(bound_ms)))
+        return {"ok": True, "cancelled": 1, "released": "confirmed"}
+
+    async def cancel_node(self, dag: str, node: str, *, bound_ms: int) -> dict[str, Any]:
+        self.cancelled.append((dag, node, str(bound_ms)))
+        return {"ok": True, "cancelled": 1}
+
+    async def show(self, dag: str) -> dict[str, Any] | None:
+        return {"dag": dag} if dag == "here" else None
+
+
+def client(
+    *, token: str = "", read_token: str = "", base_url: str = "http://127.0.0.1:8000"
+) -> httpx.AsyncClient:
     reader: Any = Reader()
-    api: Any = Api(reader, shards=4, token=token, metrics=TrackerMetrics())
+    api: Any = Api(reader, shards=4, token=token, read_token=read_token, metrics=TrackerMetrics())
+    api.tasks = Tasks()
     made = httpx.AsyncClient(transport=httpx.ASGITransport(app=api), base_url=base_url)
     made.reader = reader  # type: ignore[attr-defined]
+    made.tasks = api.tasks  # type: ignore[attr-defined]
     return made
 
 
@@ -209,3 +231,71 @@ def test_every_reference_of_the_document_leads_somewhere() -> None:
 
     walk(document)
     assert set(seen) == set(document["components"]["schemas"])
+
+
+async def test_a_cancel_says_what_is_to_be_cancelled() -> None:
+    async with client() as http:
+        answer = await http.post("/v1/tasks/here/cancel?reason=late&bound_ms=700")
+        assert (answer.status_code, answer.json()["released"]) == (200, "confirmed")
+        answer = await http.post("/v1/tasks/here/nodes/a%2Fb%20%F0%9F%98%80/cancel")
+        assert answer.json() == {"ok": True, "cancelled": 1}
+        assert (await http.post("/v1/tasks/here/nodes//cancel")).status_code == 200
+        tasks = http.tasks  # type: ignore[attr-defined]
+        assert tasks.cancelled == [
+            ("here", "late", "700"),
+            ("here", "a/b 😀", "5000"),
+            ("here", "", "5000"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/tasks/here/cancel?bound_ms=0", "bound_ms"),
+        ("/v1/tasks/here/cancel?bound_ms=60001", "bound_ms"),
+        ("/v1/tasks/here/cancel?force=1", "force"),
+        ("/v1/tasks/a.b/cancel", "task"),
+    ],
+)
+async def test_a_wrong_cancel_cancels_nothing(path: str, field: str) -> None:
+    async with client() as http:
+        assert_problem(await http.post(path), 400, field)
+        assert not http.tasks.cancelled  # type: ignore[attr-defined]
+
+
+async def test_s164_only_who_may_write_cancels() -> None:
+    async with client(token="writer", read_token="reader") as http:
+        for token, status in (("reader", 403), ("", 401), ("readers", 401), ("writer", 200)):
+            headers = {"authorization": f"Bearer {token}"}
+            answer = await http.post("/v1/tasks/here/cancel", headers=headers)
+            assert answer.status_code == status, token
+        reader = {"authorization": "Bearer reader"}
+        assert (await http.get("/v1/sandboxes", headers=reader)).status_code == 200
+        assert len(http.tasks.cancelled) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://evil.example", 403), ("null", 403), ("http://127.0.0.1:8000", 200)],
+)
+async def test_no_page_of_another_site_cancels_without_a_token(origin: str, status: int) -> None:
+    async with client() as http:
+        answer = await http.post("/v1/tasks/here/cancel", headers={"origin": origin})
+        assert answer.status_code == status
+
+
+async def test_a_proof_is_asked_of_the_owner_and_an_absence_is_proven() -> None:
+    async with client() as http:
+        http.reader.away = True  # type: ignore[attr-defined]
+        assert (await http.get("/v1/tasks/here?proof=1")).json() == {"dag": "here", "as_of": None}
+        assert_problem(await http.get("/v1/tasks/there?proof=1"), 404, "task")
+        assert_problem(await http.get("/v1/tasks/here"), 503)
+        assert_problem(await http.get("/v1/tasks/here?proof=yes"), 400, "proof")
+        assert (await http.post("/v1/tasks/here/cancel")).status_code == 200
+
+
+async def test_a_path_takes_its_own_method_only() -> None:
+    async with client() as http:
+        answer = await http.get("/v1/tasks/here/cancel")
+        assert_problem(answer, 405)
+        assert answer.headers["allow"] == "POST"

@@ -69,7 +69,8 @@ class OwnedDags:
         view = self._machine.view_dag(state, dag_id)
         if view is None:
             return None
-        dag = state.dags[dag_id]
+        # Of one that ended long ago a few words are left, and no names.
+        dag = state.dags.get(dag_id) or Dag(id=dag_id)
         outstanding, nodes = view["outstanding"], view["nodes"]
         return view | {
             "outstanding": outstanding[:SHOWN_MAX],
@@ -80,11 +81,16 @@ class OwnedDags:
                 {"slot": slot, "acquisition": acquisition}
                 for slot, acquisition in list(dag.slots.items())[:SHOWN_MAX]
             ],
-            "cancelled": dag.cancelled_nodes,
+            "cancelled": _cancelled(state, dag_id),
             "retry_of": dag.retry_of,
             "waiting": list(dag.cancels),
             "answered": list(dag.answered),
         }
+
+
+def _cancelled(state: DagShard, dag_id: str) -> int:
+    dag, past = state.dags.get(dag_id), state.past.get(dag_id)
+    return dag.cancelled_nodes if dag is not None else past.cancelled_nodes if past else 0
 
 
 def page(state: DagShard, question: AskDag) -> dict[str, Any]:

@@ -248,18 +248,21 @@ class DagWorking:
         row.reason, row.evidence = text(entry.reason), text(entry.evidence)
 
     def release_settled(self, entry: e.ReleaseSettled) -> None:
-        self._settle(entry, "gone", entry.evidence)
-        self._dag(entry).gone += 1
+        settled, dag = self._settle(entry, "gone", entry.evidence), self._dag(entry)
+        dag.gone += 1
+        if not settled.has_ref:
+            dag.held_ever += 1  # it was let go before it was heard of
 
     def abandoned(self, entry: e.Abandoned) -> None:
         self._settle(entry, "abandoned", entry.reason)
         self._dag(entry).abandoned += 1
 
-    def _settle(self, entry: Any, phase: str, evidence: str) -> None:
+    def _settle(self, entry: Any, phase: str, evidence: str) -> AcquisitionRow:
         row = self._acquisition(entry)
         row.phase, row.since_ms = phase, self._now_ms
         row.reason, row.evidence = "", text(evidence)
         row.settled_at_ms, row.settled_seq = self._now_ms, self._seq
+        return row
 
     # --- refusals -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fencepost.contracts.messages import AskDag
 from fencepost.core import limits
-from fencepost.core.errors import FencepostError, RefusedError, UnknownError
+from fencepost.core.errors import RefusedError, RetryLaterError, UnknownError
 from fencepost.release_tracker.problems import ProblemError
 from fencepost.runtime import dags
 from fencepost.runtime.link import Link
@@ -75,10 +75,10 @@ class Tasks:
             found = await dags.cancel(
                 self._link, self._shards, dag, _mint(), reason=reason, bound_ms=left_ms
             )
-        except RefusedError as error:
-            if error.reason == "unknown_dag":
-                raise no_task(dag) from error
+        except UnknownError:
             raise
+        except (RefusedError, RetryLaterError) as error:
+            raise _refused(dag, error) from error
         self._metrics.cancel_seconds.observe(self._loop.time() - began)
         answer: dict[str, Any] = {
             "ok": True,
@@ -146,10 +146,12 @@ def _mint() -> str:
     return f"http-{secrets.token_hex(13)}"
 
 
-def _refused(dag: str, error: FencepostError) -> ProblemError:
+def _refused(dag: str, error: RefusedError | RetryLaterError) -> ProblemError:
     if isinstance(error, RefusedError):
         if error.reason == "unknown_dag":
             return no_task(dag)
+        if error.reason == "too_old":
+            return ProblemError(HTTPStatus.GONE, "too_old", str(error), field="task")
         if error.reason == "unknown_node":
             return ProblemError(HTTPStatus.NOT_FOUND, "not_found", str(error), field="node")
         return ProblemError(HTTPStatus.CONFLICT, error.reason, str(error), field=error.field)
