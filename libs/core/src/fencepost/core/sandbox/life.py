@@ -79,6 +79,10 @@ def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> l
     if isinstance(value, facts.StopAnswered | facts.Gone) and strays.is_about(state, value):
         return strays.heard(state, value)
     sandbox = state.sandboxes.get(value.sandbox)
+    if isinstance(value, facts.Assigned) and (
+        sandbox is None or value.create_id not in sandbox.creates
+    ):
+        return strays.latecomer(state, value)
     if sandbox is None or sandbox.gone:
         return []
     match value:

@@ -40,6 +40,20 @@ def found(state: SandboxShard, value: facts.Stray) -> list[e.SandboxEntry]:
     ]
 
 
+def latecomer(state: SandboxShard, value: facts.Assigned) -> list[e.SandboxEntry]:
+    """Decides what came of a create that is settled: it runs, and nobody waits for it any more."""
+    observes_gone = value.capabilities.observes_gone
+    return found(
+        state,
+        facts.Stray(
+            sandbox=value.sandbox,
+            ref=value.ref,
+            create_id=value.create_id,
+            observes_gone=observes_gone,
+        ),
+    )
+
+
 def is_about(state: SandboxShard, value: facts.Assigned | facts.StopAnswered | facts.Gone) -> bool:
     """Tells whether a fact is about a stray, and so not about the sandbox of that name."""
     return _of(state, value.sandbox, value.ref) is not None
