@@ -1,15 +1,21 @@
-import msgspec
 import pytest
 from fencepost.simulator import runs
-from fencepost.simulator.options import BASE_RATES, draw
 
-from tests.simulation.regressions import REGRESSIONS
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.regressions import RAISED, REGRESSIONS
+from tests.simulation.test_mutants import options_of
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+
+@pytest.mark.parametrize("name", [*REGRESSIONS, *RAISED])
+def test_a_seed_that_found_a_bug_finds_it_no_more(name: str) -> None:
+    seed, mutant = {**REGRESSIONS, **RAISED}[name]
+    assert runs.run(seed, options_of(seed, BY_NAME[mutant])).violations == []
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_a_seed_that_found_a_bug_finds_it_no_more(name: str) -> None:
-    seed, faults = REGRESSIONS[name]
-    drawn = draw(seed)
-    rates = {**drawn.rates, **{f: drawn.rates.get(f, BASE_RATES[f]) for f in faults}}
-    report = runs.run(seed, msgspec.structs.replace(drawn, rates=rates))
-    assert report.violations == []
+def test_a_seed_finds_its_bug_where_it_is_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, mutant = REGRESSIONS[name]
+    BY_NAME[mutant].apply(monkeypatch)
+    assert runs.run(seed, options_of(seed, BY_NAME[mutant])).violations

@@ -31,6 +31,9 @@ def test_without_faults_every_step_commits() -> None:
 
 # Faults that only show where something else happens too.
 NEEDS = {
+    "observe_unknown": ("channel_cut",),
+    "tools_unkillable": ("channel_cut",),
+    "snapshot_torn": ("owner_crash",),
     "read_stale": ("owner_rival", "append_answer_lost"),
     "read_lost": ("owner_rival", "append_answer_lost"),
     "stop_refused": ("sandbox_released",),
