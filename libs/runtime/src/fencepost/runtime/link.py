@@ -32,6 +32,8 @@ PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 SOCKET_BYTES_MAX: Final = 1024 * 1024
 """Above this much in the socket's own buffer, what is sent waits in the client's queue."""
 
+AT_ONCE_S: Final = 0.001
+
 _PRIVATE: Final = ("_pending", "_pending_data_size", "_flush_queue")
 
 Taker = Callable[[Msg], None]
@@ -81,6 +83,7 @@ class Link:
         self._lost: list[Callable[[], None]] = []
         self._back: list[Callable[[], None]] = []
         self._transport: Any = None
+        self._wrote_at = 0.0
         self._buffered: Callable[[], int] | None = None
         self.dropped = 0
 
@@ -180,9 +183,14 @@ class Link:
         if nc.is_closed or (droppable and nc._pending_data_size > PENDING_BYTES_MAX):
             self.dropped += 1
             return False
-        if nc.is_connected and not nc._pending and self._socket_has_room(nc._transport):
-            nc._transport.write(command)
-            return True
+        if nc.is_connected and not nc._pending:
+            # The first command after a while goes out at once: somebody waits for it alone. What
+            # follows on its heels goes through the queue, which writes more of it in one go.
+            now = self._loop.time()
+            if now - self._wrote_at >= AT_ONCE_S and self._socket_has_room(nc._transport):
+                self._wrote_at = now
+                nc._transport.write(command)
+                return True
         nc._pending.append(command)
         nc._pending_data_size += len(command)
         if nc.is_connected and nc._flush_queue.empty():
