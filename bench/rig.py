@@ -96,6 +96,12 @@ def processor_seconds(processes: Processes) -> Counter[str]:
     return used
 
 
+def _busy_seconds() -> float:
+    """Tells how long the machine's cores have been busy, all of them, for whomever."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
 async def measure(
     step: Callable[[int, int], Awaitable[None]],
     *,
@@ -109,12 +115,13 @@ async def measure(
 
     Only steps that end inside the window count. Times are wall time of the caller, in milliseconds.
     `us_<role>` is the processor time per step of each process, in microseconds, start to end.
+    `others` is the share of all cores that was spent on anything else, kernel threads included.
     """
     opened = time.perf_counter() + warm_up_seconds
     closed = opened + seconds
     latencies_ms: list[float] = []
     count = 0
-    used = processor_seconds(processes())
+    began, busy, used = time.perf_counter(), _busy_seconds(), processor_seconds(processes())
 
     async def lane(index: int) -> None:
         nonlocal count
@@ -131,6 +138,8 @@ async def measure(
         for index in range(in_flight):
             lanes.create_task(lane(index))
     spent = processor_seconds(processes()) - used
+    busy = _busy_seconds() - busy
+    cores_seconds = (time.perf_counter() - began) * (os.cpu_count() or 1)
     if not latencies_ms:
         raise RuntimeError(f"no step ended within {seconds} s at {in_flight} in flight")
     latencies_ms.sort()
@@ -140,6 +149,7 @@ async def measure(
         "p50_ms": round(percentile(latencies_ms, 0.50), 3),
         "p99_ms": round(percentile(latencies_ms, 0.99), 3),
         "steps": count,
+        "others": round(max(0.0, busy - sum(spent.values())) / cores_seconds, 2),
     }
     for role, value in sorted(spent.items()):
         measured[PROCESSOR + role] = round(value / count * 1e6)
@@ -149,12 +159,12 @@ async def measure(
 def table(rows: list[Measurement]) -> str:
     """Lays measurements out for a person."""
     head = (
-        f"{'in flight':>9} {'steps/s':>9} {'p50 ms':>8} {'p99 ms':>8}  "
+        f"{'in flight':>9} {'steps/s':>9} {'p50 ms':>8} {'p99 ms':>8} {'others':>7}  "
         "processor time per step, microseconds"
     )
     body = [
         f"{row['in_flight']:>9} {row['steps_s']:>9.0f} {row['p50_ms']:>8.2f} {row['p99_ms']:>8.2f}"
-        f"  {processor(row)}"
+        f" {row['others']:>7.0%}  {processor(row)}"
         for row in rows
     ]
     return "\n".join([head, *body])
