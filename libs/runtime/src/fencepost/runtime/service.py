@@ -78,6 +78,7 @@ class _App(AsgiFastStream):
 class Service:
     """
     One service process. `start` and `stop` are the service's own; `ready` says "" or why not.
+    `lacks` says what it lacks although it does its work: it is ready all the same, and says so.
     `http` is an ASGI application that answers all other paths.
 
     `start` may raise `FencepostError`: the process then ends with 1 and one line.
@@ -92,6 +93,7 @@ class Service:
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
         ready: Callable[[], str],
+        lacks: Callable[[], str] = str,
         describe: Callable[[NatsBroker], None] | None = None,
         http: Any = None,
         description: str = "",
@@ -102,6 +104,7 @@ class Service:
         self._start = start
         self._stop = stop
         self._ready = ready
+        self._lacks = lacks
         self._failed: FencepostError | None = None
         broker_options: dict[str, Any] = {}
         if settings.nats_creds:
@@ -154,7 +157,8 @@ class Service:
             self.metrics.up.set(0 if why else 1)
             if why:
                 return AsgiResponse(f"not ready: {why}\n".encode(), 503)
-            return AsgiResponse(b"ready\n", 200)
+            lacks = self._lacks()
+            return AsgiResponse(f"ready, but {lacks}\n".encode() if lacks else b"ready\n", 200)
 
         return readyz
 

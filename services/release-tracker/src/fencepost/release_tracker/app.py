@@ -136,16 +136,19 @@ class Tracker:
             await self._link.close()
 
     def why_not_ready(self) -> str:
-        """Says which half does not do its work, and why; "" when both do."""
+        """Says why dag shards are not run here; "" when they are."""
         if self._dags is None or self._link is None:
             return "not started"
         if not self._link.is_connected:
             return "NATS: not connected"
         self._metrics.publish_dropped.set(self._link.dropped)
-        halves = {"dag shards": self._dags.why_not_ready()}
-        if self._projection is not None:
-            halves["projection"] = self._projection.why_not_ready()
-        return "; ".join(f"{half}: {why}" for half, why in halves.items() if why)
+        why = self._dags.why_not_ready()
+        return f"dag shards: {why}" if why else ""
+
+    def lacks(self) -> str:
+        """Says why the projection is not kept up: readers see old rows, and cancels go on."""
+        why = self._projection.why_not_ready() if self._projection is not None else ""
+        return f"projection: {why}" if why else ""
 
 
 def _told(task: asyncio.Task[None]) -> None:
@@ -190,6 +193,7 @@ def build() -> Service:
         start=tracker.start,
         stop=tracker.stop,
         ready=tracker.why_not_ready,
+        lacks=tracker.lacks,
         describe=_describe,
         http=tracker.api,
         description="Runs the dag machine; projects the ledger and serves it over HTTP.",
