@@ -30,6 +30,11 @@ OPEN_STEPS_PER_SANDBOX_MAX: Final = 16
 PARKED_STEPS_PER_SANDBOX_MAX: Final = 10_000
 OPEN_STEPS_PER_SHARD_MAX: Final = 20_000
 SANDBOXES_PER_SHARD_MAX: Final = 100_000
+
+# Sandboxes that are gone, and have told everybody so: the latest are remembered with their final
+# steps, those before by name alone (an id is never used twice), and before that not at all.
+GONE_REMEMBERED_PER_SHARD: Final = 1_000
+GONE_NAMES_PER_SHARD: Final = 100_000
 HOLDERS_PER_SANDBOX_MAX: Final = 64
 CLAIMS_PER_SANDBOX_MAX: Final = 64
 # DAGs that let go of a sandbox which is not gone, and are still to be told.

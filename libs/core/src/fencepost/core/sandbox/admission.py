@@ -61,6 +61,8 @@ def unknown_sandbox(
             detail=f"{value.sandbox!r} belongs to shard {ids.shard_of(value.sandbox, state.shards)}"
             f", this is shard {state.shard}",
         )
+    if value.sandbox in state.forgotten:
+        return refuse(value, command, "sandbox_released", field="sandbox", detail="it was released")
     return refuse(
         value,
         command,
@@ -68,6 +70,18 @@ def unknown_sandbox(
         field="sandbox",
         detail=f"there is no sandbox {value.sandbox!r}; create it first",
     )
+
+
+def used_before(state: SandboxShard, sandbox: str) -> str:
+    """Why an id that this shard has no sandbox under cannot be a new one's, or ""."""
+    if sandbox in state.forgotten:
+        return "this id was used before"
+    minted_ms = ids.ulid_ms(sandbox)
+    if minted_ms is None:
+        return "expected a ULID: too many names were used" if state.names_used_up else ""
+    if minted_ms <= state.forgotten_floor_ms:
+        return "this id is as old as ids that were used before: expected a fresh ULID"
+    return ""
 
 
 def admit(

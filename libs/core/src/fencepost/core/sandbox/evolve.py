@@ -327,6 +327,7 @@ def _told(state: SandboxShard, entry: e.ToldEntry, _place: Place, _now_ms: int) 
         sandbox.debtors.pop(key, None)
         sandbox.told.pop(key, None)
         sandbox.untold.pop(key, None)
+        _note_ended(state, sandbox)
     elif entry.phase == "releasing":
         said = news.heard(entry.phase, entry.reason, entry.evidence)
         sandbox.told[key] = said
@@ -378,6 +379,7 @@ def _gone(state: SandboxShard, entry: e.GoneEntry, _place: Place, _now_ms: int) 
         sandbox.gone = True
         news.set_news(sandbox, news.gone(entry.evidence))
     _note_busy(state, sandbox)
+    _note_ended(state, sandbox)
 
 
 def _stray_found(state: SandboxShard, entry: e.StrayFound, _place: Place, now_ms: int) -> None:
@@ -421,7 +423,28 @@ def _close(
             sandbox.finished_floor_ms = minted_ms
     if not sandbox.fenced:
         _note_busy(state, sandbox)
+    _note_ended(state, sandbox)
     return step
+
+
+def _note_ended(state: SandboxShard, sandbox: Sandbox) -> None:
+    """Notes a sandbox that owes nothing any more, and lets the oldest such go."""
+    if not sandbox.gone or sandbox.steps or sandbox.debtors or sandbox.id in state.ended:
+        return
+    state.ended[sandbox.id] = None
+    if len(state.ended) > limits.GONE_REMEMBERED_PER_SHARD:
+        oldest = next(iter(state.ended))
+        del state.ended[oldest]
+        state.busy.pop(oldest, None)
+        state.forgotten[oldest] = state.sandboxes.pop(oldest).epoch
+    if len(state.forgotten) > limits.GONE_NAMES_PER_SHARD:
+        name = next(iter(state.forgotten))
+        del state.forgotten[name]
+        minted_ms = ids.ulid_ms(name)
+        if minted_ms is None:
+            state.names_used_up = True
+        else:
+            state.forgotten_floor_ms = max(state.forgotten_floor_ms, minted_ms)
 
 
 def _note_busy(state: SandboxShard, sandbox: Sandbox) -> None:

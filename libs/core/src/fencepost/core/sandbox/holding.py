@@ -18,7 +18,7 @@ import msgspec
 from fencepost.core import facts, limits
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import news
-from fencepost.core.sandbox.admission import refuse, unknown_sandbox
+from fencepost.core.sandbox.admission import refuse, unknown_sandbox, used_before
 from fencepost.core.sandbox.hints import Hints
 from fencepost.core.sandbox.inputs import CommandReceived
 from fencepost.core.sandbox.news import key_of
@@ -34,7 +34,10 @@ def hold(state: SandboxShard, hints: Hints, value: Hold, now_ms: int) -> list[e.
     sandbox = state.sandboxes.get(value.sandbox)
     if sandbox is None:
         if value.spec is None:
-            return [_refused(value, "unknown_sandbox")]
+            gone = value.sandbox in state.forgotten
+            return [_refused(value, "sandbox_released" if gone else "unknown_sandbox")]
+        if used_before(state, value.sandbox):
+            return [_refused(value, "sandbox_exists")]
         if value.sandbox in state.strays:
             return [_refused(value, "sandbox_exists")]  # made before this ledger knew it
         if len(state.sandboxes) >= limits.SANDBOXES_PER_SHARD_MAX:

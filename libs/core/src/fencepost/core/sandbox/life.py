@@ -13,7 +13,7 @@ from __future__ import annotations
 from fencepost.core import facts, limits
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import holding, outcomes, strays
-from fencepost.core.sandbox.admission import refuse, unknown_sandbox
+from fencepost.core.sandbox.admission import refuse, unknown_sandbox, used_before
 from fencepost.core.sandbox.hints import Hints
 from fencepost.core.sandbox.inputs import CommandReceived
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
@@ -36,6 +36,8 @@ def create(
         )
     if unknown_sandbox(state, value, "create")[0].reason == "misrouted":  # type: ignore[union-attr]
         return unknown_sandbox(state, value, "create")
+    if used := used_before(state, value.sandbox):
+        return refuse(value, "create", "sandbox_exists", field="sandbox", detail=used)
     if value.sandbox in state.strays:
         detail = "something made under this id still runs, and is being stopped"
         return refuse(value, "create", "sandbox_exists", field="sandbox", detail=detail)

@@ -149,6 +149,11 @@ class SandboxShard(msgspec.Struct, kw_only=True):
     """
     `busy` names the sandboxes that owe something to the outside, or wait for it.
 
+    `ended` are sandboxes that owe nothing any more, in the order in which they ended; the oldest
+    leave and are `forgotten`: their id and last epoch stay. Ids before those are told by
+    `forgotten_floor_ms` where they are ULIDs; once another has gone, new ids must be ULIDs
+    (`names_used_up`), since nobody could tell that one of them was used before.
+
     `strays` are by the sandbox that their label names, whether there is such a sandbox or not.
     """
 
@@ -159,5 +164,9 @@ class SandboxShard(msgspec.Struct, kw_only=True):
     sandboxes: dict[str, Sandbox] = {}
     busy: dict[str, None] = {}
     strays: dict[str, list[StrayState]] = {}
+    ended: dict[str, None] = {}
+    forgotten: dict[str, int] = {}
+    forgotten_floor_ms: int = 0
+    names_used_up: bool = False
     open_steps: int = 0
     poisoned: int = 0

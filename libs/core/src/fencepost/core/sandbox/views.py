@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
+from fencepost.core.errors import UnknownError
 from fencepost.core.machine import Place
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
+from fencepost.core.steps import SandboxSpec
 from fencepost.core.sweeping import LedgerPage, LedgerRow
 
 SWEEP_PAGE: Final = 1_000
@@ -18,9 +20,12 @@ def view_step(state: SandboxShard, sandbox_id: str, name: str) -> dict[str, Any]
 
     A final step's view carries `place`: where the entry that ended it stands, for whoever needs
     the stored receipt. None is a negative answer: to be given only after an accepted batch.
+    Raises `UnknownError` about a sandbox that this shard has forgotten.
     """
     sandbox = state.sandboxes.get(sandbox_id)
     if sandbox is None:
+        if sandbox_id in state.forgotten:
+            raise UnknownError(f"{sandbox_id} was released long ago: its steps are in the ledger")
         return None
     step = sandbox.steps.get(name)
     if step is not None:
@@ -73,7 +78,11 @@ def word_of(sandbox: Sandbox) -> str:
 
 
 def view_sandbox(state: SandboxShard, sandbox_id: str) -> dict[str, Any] | None:
+    """One sandbox, or None. Of one released long ago only its last epoch and its end are known."""
     sandbox = state.sandboxes.get(sandbox_id)
+    if sandbox is None and sandbox_id in state.forgotten:
+        epoch = state.forgotten[sandbox_id]
+        sandbox = Sandbox(id=sandbox_id, spec=SandboxSpec(), epoch=epoch, gone=True)
     if sandbox is None:
         return None
     ref = sandbox.ref
