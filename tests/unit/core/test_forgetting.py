@@ -1,7 +1,6 @@
 """Sandboxes that are gone leave the state, and their ids are never a new sandbox's."""
 
 import pytest
-
 from fencepost.core import limits
 from fencepost.core.errors import UnknownError
 from fencepost.core.machine import Place
