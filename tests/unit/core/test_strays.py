@@ -249,6 +249,25 @@ def test_a_page_of_the_shard_leaves_out_what_is_gone_and_ends() -> None:
     assert [len(page.strays) for page in pages] == [1, 0, 0]
 
 
+def test_a_page_fits_into_one_message_however_many_hold() -> None:
+    bench = Bench(pure=False)
+    for n in range(150):
+        name = f"s{n:03}".ljust(64, "x")
+        spec = SandboxSpec()
+        bench.take(Hold(dag="d" * 60, acquisition="a" * 60, sandbox=name, spec=spec))
+        for other in range(limits.HOLDERS_PER_SANDBOX_MAX - 1):
+            dag = f"{other:02}".ljust(64, "d")
+            bench.take(Hold(dag=dag, acquisition=dag[::-1], sandbox=name))
+    names, after = [], 0
+    while after is not None:
+        page = bench.machine.view_sweep(bench.state, after)
+        assert page.rows
+        assert len(msgspec.json.encode(page)) < limits.NATS_PAYLOAD_BYTES_MAX
+        names += [row.sandbox for row in page.rows]
+        after = page.next
+    assert names == list(bench.state.sandboxes)
+
+
 def test_strays_survive_in_bytes() -> None:
     bench = Bench()
     bench.take(stray())

@@ -114,6 +114,14 @@ async def test_a_walk_that_was_forgotten_is_over_and_never_complete(
     assert (reply.problem, reply.complete, reply.token) == ("walk_is_over", False, "")
 
 
+async def test_only_our_own_labels_go_out_and_not_at_any_length() -> None:
+    provider = Provider(1, 1)
+    labels = {"sandbox": "s", "create_id": "c" * 9_000, "theirs": "x" * 9_000}
+    provider.items = [Listed(ref=ref(), labels=labels, state="present")]
+    said = (await Rig(provider).ask()).items[0].labels
+    assert said == {"sandbox": "s", "create_id": "c" * listings.LABEL_CHARS_MAX}
+
+
 async def test_another_authority_and_nonsense_are_problems() -> None:
     rig = Rig(Provider(1, 1))
     assert (await rig.ask(authority="elsewhere")).problem == "another_authority"

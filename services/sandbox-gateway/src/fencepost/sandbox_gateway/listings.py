@@ -15,12 +15,21 @@ from typing import Any, Final
 
 import msgspec
 from fencepost.contracts.messages import ListReply, ListRequest
+from fencepost.core import sweeping
 from fencepost.core.sweeping import Listed
-from fencepost.providers.protocol import Provider
+from fencepost.providers.protocol import LABEL_ACQUISITION, LABEL_CREATE, LABEL_DAG, Provider
 from fencepost.runtime.link import Link
 
 PAGE: Final = 500
 WALKS_MAX: Final = 4
+LABELS: Final = (
+    sweeping.LABEL_DEPLOYMENT,
+    sweeping.LABEL_SANDBOX,
+    LABEL_CREATE,
+    LABEL_DAG,
+    LABEL_ACQUISITION,
+)
+LABEL_CHARS_MAX: Final = 200
 
 _REQUEST: Final = msgspec.json.Decoder(ListRequest)
 _encode: Final = msgspec.json.Encoder().encode
@@ -39,7 +48,7 @@ class _Walk:
     async def next_page(self) -> list[Listed]:
         while len(self.waiting) < PAGE and not self.ended:
             page = await self.provider.list(self.token)
-            self.waiting += [Listed(item.ref, dict(item.labels)) for item in page.items]
+            self.waiting += [Listed(item.ref, _ours(item.labels)) for item in page.items]
             self.token = page.next_token
             self.ended = not page.next_token
             self.complete = page.complete
@@ -49,6 +58,11 @@ class _Walk:
     @property
     def is_over(self) -> bool:
         return self.ended and not self.waiting
+
+
+def _ours(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels that we make, cut short: others may be of any number and length."""
+    return {key: labels[key][:LABEL_CHARS_MAX] for key in LABELS if key in labels}
 
 
 class Listings:

@@ -6,12 +6,16 @@ import itertools
 from typing import Any, Final
 
 from fencepost.core.errors import UnknownError
+from fencepost.core.limits import NATS_PAYLOAD_BYTES_MAX
 from fencepost.core.machine import Place
 from fencepost.core.sandbox.state import Sandbox, SandboxShard
 from fencepost.core.steps import SandboxSpec
 from fencepost.core.sweeping import LedgerPage, LedgerRow
 
 SWEEP_PAGE: Final = 1_000
+_PAGE_BYTES: Final = NATS_PAYLOAD_BYTES_MAX // 2
+_ROW_BYTES: Final = 400
+_NAMED_BYTES: Final = 140
 
 
 def view_step(state: SandboxShard, sandbox_id: str, name: str) -> dict[str, Any] | None:
@@ -120,21 +124,27 @@ def view_sweep(state: SandboxShard, after: int, limit: int = SWEEP_PAGE) -> Ledg
     What a sweeper compares with the outside: a page of the sandboxes that are not gone.
 
     A page looks at `limit` sandboxes, gone ones included, and no sandbox ever leaves the state: so
-    a place in their order stays one, and a page costs the same however long the history is.
+    a place in their order stays one, and a page costs the same however long the history is. It ends
+    earlier where it would be too much for one message.
     """
-    names = list(itertools.islice(state.sandboxes, after, after + limit))
-    rows = [
-        LedgerRow(
-            sandbox.id,
-            sandbox.ref,
-            list(sandbox.creates),
-            dict(sandbox.holders),
-            sandbox.releasing,
-        )
-        for name in names
-        if not (sandbox := state.sandboxes[name]).gone
-    ]
-    end = after + len(names)
+    rows: list[LedgerRow] = []
+    end, weight = after, 0
+    for name in itertools.islice(state.sandboxes, after, after + limit):
+        sandbox = state.sandboxes[name]
+        if not sandbox.gone:
+            weight += _ROW_BYTES + _NAMED_BYTES * (len(sandbox.holders) + len(sandbox.creates))
+            if rows and weight > _PAGE_BYTES:
+                break
+            rows.append(
+                LedgerRow(
+                    sandbox.id,
+                    sandbox.ref,
+                    list(sandbox.creates),
+                    dict(sandbox.holders),
+                    sandbox.releasing,
+                )
+            )
+        end += 1
     return LedgerPage(
         rows=rows,
         next=end if end < len(state.sandboxes) else None,
