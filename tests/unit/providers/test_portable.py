@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from fencepost.providers import processes
 from fencepost.providers.process import ProcessProvider
 
 from tests.unit.providers import test_process as process
-from tests.unit.providers.provider_contract import SPEC, ProviderContract
+from tests.unit.providers.provider_contract import SPEC, ProviderContract, made, wait_for
 
 
 @pytest.fixture
@@ -58,7 +60,23 @@ class TestHiddenEnvironments:
         monkeypatch.setattr(processes, "_ps", ps)
 
     test_stop = staticmethod(process.test_a_stop_ends_a_running_command_and_what_it_left_behind)
-    test_channel = staticmethod(process.test_ending_a_channel_ends_its_tools_and_leaves_the_sandbox)
+
+    async def test_what_a_stopped_toolhost_runs_ends_with_its_channel(
+        self, provider: ProcessProvider
+    ) -> None:
+        talk = await process.opened(provider)
+        ref = await made(provider)
+        line = "(setsid sleep 300; true) & sleep 301"
+        talk.channel.write(process._apply_frame({"shell": line}))
+
+        async def running() -> bool:
+            return len(process._sleeping(ref.instance)) == 2
+
+        assert await wait_for(running)
+        left = processes.find(processes.INSTANCE, ref.instance)
+        os.kill(talk.channel.pid, signal.SIGSTOP)  # it ends nothing itself any more
+        await talk.channel.end(grace_s=0)
+        assert [pid for pid, start in left.items() if processes.started_at(pid) == start] == []
 
 
 @pytest.mark.usefixtures("portable")
