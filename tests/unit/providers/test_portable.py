@@ -66,11 +66,12 @@ class TestHiddenEnvironments:
     ) -> None:
         talk = await process.opened(provider)
         ref = await made(provider)
-        line = "(setsid sleep 300; true) & sleep 301"
+        # In another session below the shell, below it, and without a parent in its group.
+        line = "(setsid sleep 300; true) & (sleep 302 &); sleep 301"
         talk.channel.write(process._apply_frame({"shell": line}))
 
         async def running() -> bool:
-            return len(process._sleeping(ref.instance)) == 2
+            return len(process._sleeping(ref.instance)) == 3
 
         assert await wait_for(running)
         left = processes.find(processes.INSTANCE, ref.instance)
