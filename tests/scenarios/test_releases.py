@@ -366,6 +366,7 @@ def test_s125_a_claim_that_ends_while_somebody_holds_releases_nothing() -> None:
     assert world.answers("d")[-1].reason == "retained"
     world.ask("c", "o", do="open")
     world.ask("c", "c-x", do="adopt", slot="s", sandbox="x")
+    move(world)
     world.advance(600)
     move(world)
     assert world.answers("d")[-1].reason == "shared"

@@ -245,7 +245,7 @@ def test_steps_that_are_still_fenced_when_their_sandbox_is_gone_are_told() -> No
 
 
 def test_of_another_family_the_frames_alone_are_judged() -> None:
-    auditor = ShardAuditor("dag", 0)
+    auditor = ShardAuditor("another", 0)
     opened = [TermOpened(term=1, owner="o", shards=1, hash="h", machine=1)]
     kwargs = {"term": 1, "owner": "o", "now_ms": 5}
     assert auditor.take(seq=4, prev=0, entries=opened, **kwargs) == []

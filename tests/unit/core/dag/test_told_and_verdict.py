@@ -159,6 +159,7 @@ def test_s034_s036_a_repeated_cancel_answers_from_the_same_state() -> None:
 def test_a_changed_verdict_is_made_public_once() -> None:
     world = reached("ready")
     world.ask("d", "x", do="cancel", bound_ms=0)
+    world.dags.tick()
     for reason in ("pending_stop", "pending_stop", "stop_accepted"):
         told(world, "releasing", reason=reason, evidence="e")
         world.dags.tick()

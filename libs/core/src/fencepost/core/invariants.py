@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from fencepost.core import limits
 from fencepost.core.facts import Ref
+from fencepost.core.invariants_dag import DagJudge
 from fencepost.core.machine import TermOpened
 from fencepost.core.sandbox import entries as e
 from fencepost.core.steps import StepSpec, digest_of
@@ -75,7 +76,7 @@ class ShardAuditor:
     """
     Takes one shard's batches in order; keeps only what is open, and a window of what ended.
 
-    Of another family than `sandbox` it judges the frames of the batches, not their entries.
+    Of another family than `sandbox` and `dag` it judges the batches' frames, not their entries.
     """
 
     def __init__(self, family: str, shard: int) -> None:
@@ -98,6 +99,7 @@ class ShardAuditor:
         self._found: list[Violation] = []
         self._at = (0, 0)
         self._all = 0
+        self._dags = DagJudge(self._need)
 
     def take(
         self, *, seq: int, prev: int, term: int, owner: str, now_ms: int, entries: Iterable[Any]
@@ -114,6 +116,8 @@ class ShardAuditor:
                 self._term_opened(entry, term, index)
             elif self.family == "sandbox":
                 self._take_entry(entry)
+            elif self.family == "dag":
+                self._dags.take(entry)
         self._check_whole()
         self._seq, self._term, self._owner = seq, max(term, self._term), owner
         self._now_ms = max(now_ms, self._now_ms)
@@ -145,6 +149,7 @@ class ShardAuditor:
             "entries": self._entries,
             "terms": self._term,
             "sandboxes": len(self._sandboxes),
+            "dags": self._dags.count,
             "epochs": self._epochs,
             "steps": {"committed": self._committed, "compensated": self._compensated, **open_},
             "refused": self._refused,
