@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -89,7 +91,7 @@ async def test_s026_s044_s045_a_confirmed_cancel_stopped_once_and_left_nothing(
     assert (await dags.verify()).is_clean
 
 
-async def test_s028_s033_s034_a_refused_stop_is_unconfirmed_until_it_is_gone(
+async def test_s028_s033_s034_s036_s145_a_refused_stop_is_unconfirmed_until_it_is_gone(
     dags: RunningStack,
 ) -> None:
     async with await dags.client() as client, api(dags) as http:
@@ -117,6 +119,16 @@ async def test_s028_s033_s034_a_refused_stop_is_unconfirmed_until_it_is_gone(
         assert (third["released"], third["evidence"]) == ("confirmed", "observed_gone")
         assert await stops(client, held.sandbox) >= 3
     assert (await dags.verify()).is_clean
+
+
+async def test_s027_what_the_provider_no_longer_knows_is_gone(dags: RunningStack) -> None:
+    async with await dags.client() as client:
+        await client.open_dag("run")
+        held = await client.acquire("run", "box", {"rebuild": False})
+        await client.reclaim(held.sandbox, wait=False)
+        verdict = await client.cancel_dag("run", bound_s=20)
+        assert (verdict.released, verdict.outstanding) == ("confirmed", 0)
+        assert not running(dags, held.sandbox)
 
 
 async def test_s031_one_of_three_fails_and_all_are_tried(dags: RunningStack) -> None:
@@ -165,7 +177,7 @@ async def _confirmed(client: Client, dag: str) -> dict[str, Any] | None:
     return view if view["released"] == "confirmed" else None
 
 
-async def test_s046_a_node_is_cancelled_without_a_word_on_releases(dags: RunningStack) -> None:
+async def test_s046_s063_a_node_is_cancelled_without_a_word_on_releases(dags: RunningStack) -> None:
     async with await dags.client() as client, api(dags) as http:
         await client.open_dag("run", ["a", "b/c", *NAMES])
         held = await client.acquire("run", "box")
@@ -179,6 +191,8 @@ async def test_s046_a_node_is_cancelled_without_a_word_on_releases(dags: Running
         missing = await http.post("/v1/tasks/run/nodes/z/cancel")
         assert (missing.status_code, missing.json()["field"]) == (404, "node")
         assert await state_of(client, held.sandbox) == "live"
+        shown = (await http.get("/v1/tasks/run", params={"proof": 1})).json()
+        assert all(set(one) == {"node", "status"} for one in shown["nodes"])
         statuses = {one["node"]: one["status"] for one in (await client.show_dag("run"))["nodes"]}
         assert {name for name, status in statuses.items() if status == "cancelled"} == {"a", "b/c"}
         assert set(statuses) == {"a", "b/c", *NAMES}
@@ -265,7 +279,7 @@ async def test_s164_nobody_without_the_right_to_write_tears_anything_down(
             assert (await http.post("/v1/tasks/run/cancel")).json()["released"] == "confirmed"
 
 
-async def test_s187_a_cancel_is_answered_at_its_bound_with_no_owner_and_goes_on(
+async def test_s041_s042_s043_s187_a_cancel_is_answered_at_its_bound_with_no_owner_and_goes_on(
     dags: RunningStack,
 ) -> None:
     async with await dags.client() as client:
@@ -318,13 +332,16 @@ async def test_a_shared_sandbox_lives_until_the_last_holder_lets_go(dags: Runnin
     assert (await dags.verify()).is_clean
 
 
-async def test_s066_a_retry_inherits_nothing(dags: RunningStack) -> None:
+async def test_s066_s067_a_retry_inherits_nothing(dags: RunningStack) -> None:
     async with await dags.client() as client:
         await client.open_dag("run")
         held = await client.acquire("run", "box")
         await client.fault(held.sandbox, {"do": "refuse_stops", "times": 2})
         await client.cancel_dag("run", bound_s=0.5)
         await client.open_dag("again", retry_of="run")
+        original = await client.show_dag("run")
+        assert [one["sandbox"] for one in original["outstanding"]] == [held.sandbox]
+        assert original["retry_of"] == ""
         view = await client.show_dag("again")
         assert (view["retry_of"], view["outstanding"], view["held_ever"]) == ("run", [], 0)
         assert (await client.cancel_dag("again")).released == "nothing_held"
@@ -427,3 +444,39 @@ async def _projected(http: httpx.AsyncClient, dag: str, phase: str) -> dict[str,
         return None
     found: dict[str, Any] = answer.json()
     return found if [item["phase"] for item in found["outstanding"]] == [phase] else None
+
+
+async def test_the_command_opens_feeds_cancels_and_follows_a_dag(dags: RunningStack) -> None:
+    async def fencepost(*words: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fencepost.client", *words, "--url", dags.nats.url),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 90)
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
+    assert await fencepost("dag", "open", "run", "--node", "a") == (0, "run\n")
+    code, sandbox = await fencepost("dag", "acquire", "run", "[bold]token")
+    assert code == 0, sandbox
+    code, shown = await fencepost("sandbox", "show", sandbox.strip(), "--json")
+    assert json.loads(shown)["holders"] == {"run": sandbox.strip()}
+    code, again = await fencepost("dag", "acquire", "run", "[bold]token")
+    assert (code, "slot_taken" in again) == (2, True)
+    code, shown = await fencepost("dag", "show", "run")
+    assert f"'[bold]token': {sandbox.strip()} ready, held" in shown
+    code, output = await fencepost("dag", "cancel", "run", "--json")
+    assert (code, json.loads(output)["released"]) == (0, "confirmed"), output
+    code, output = await fencepost("dag", "list", "--released", "confirmed", "--json")
+    assert [view["dag"] for view in json.loads(output)] == ["run"]
+    code, output = await fencepost("releases", "run")
+    assert output.splitlines()[-1] == "run  confirmed, evidence observed_gone"
+    code, output = await fencepost("replay", "--dag", "run", "--json")
+    kinds = [json.loads(line)["kind"] for line in output.splitlines()]
+    assert (kinds[0], kinds[-1]) == ("opened", "answered")
+    assert {"intended", "ready", "closed", "release_begun", "release_settled"} <= set(kinds)
+    assert (await fencepost("dag", "cancel", "nobody"))[0] == 2
+    code, output = await fencepost("verify", "--json")
+    assert (code, json.loads(output)["dags"]) == (0, 1)

@@ -194,3 +194,29 @@ def assert_same(found: dict[str, Any], dag: Dag) -> None:
         assert one["reason"] == verdict.reason_of(acquisition)
         assert one["instance"] == (acquisition.ref.instance if acquisition.ref else "")
         assert one["since_ms"] == acquisition.since_ms
+
+
+async def test_s061_a_row_that_other_hands_removed_stops_its_shard_loudly(stack: Stack) -> None:
+    workload = DagWorkload(stack.log, 9, dags=6)
+    await workload.open()
+    gone = workload.of("dag-0")
+    async with stack.projecting(stack.projector(family=DAG)) as running:
+        await caught_up(stack, workload)
+        connection = await stack.connect()
+        await connection.execute("DELETE FROM dags WHERE dag = 'dag-0'")
+        await connection.close()
+        for name in workload.names:
+            await workload.of(name).turn(workload.command(name, "start", node="plan"))
+
+        async def told() -> bool:
+            return gone.shard in running.stopped
+
+        await eventually(told)
+        assert "lacks DAG dag-0" in running.why_not_ready
+
+        async def others_go_on() -> bool:
+            found, heads = await positions(stack), workload.heads()
+            return all(found[shard] == heads[shard] for shard in heads if shard != gone.shard)
+
+        await eventually(others_go_on)
+        assert (await positions(stack))[gone.shard] < gone.head
