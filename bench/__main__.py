@@ -71,11 +71,6 @@ async def compare(in_flight: list[int], seconds: float, rounds: int) -> dict[str
     return found
 
 
-def medians(rows: Rows) -> rig.Measurement:
-    """The median of each value over the rounds."""
-    return {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
-
-
 def ratio(fencepost: Rows, other: Rows) -> float:
     """The median of the rates' ratios, round by round."""
     pairs = zip(fencepost, other, strict=True)
@@ -127,7 +122,7 @@ async def main() -> None:
         print(json.dumps(result) if chosen.json else history.table(result))
         return
     found = await compare(chosen.in_flight, seconds, rounds)
-    result = {name: [medians(rows) for rows in places] for name, places in found.items()}
+    result = {name: [rig.medians(rows) for rows in places] for name, places in found.items()}
     result["to_taskiq_nats"] = [
         ratio(*rows) for rows in zip(found["fencepost"], found["taskiq_nats"], strict=True)
     ]

@@ -61,11 +61,7 @@ async def compare(
                         f" {row['steps_s']:.0f}/s (load {os.getloadavg()[0]:.1f})"
                     )
     result: dict[str, Any] = {
-        name: [
-            {key: round(statistics.median(row[key] for row in rows), 3) for key in rows[0]}
-            for rows in places
-        ]
-        for name, places in found.items()
+        name: [rig.medians(rows) for rows in places] for name, places in found.items()
     }
     result["entries"] = count
     result["takeover_s"] = round(took_s, 1)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import socket
+import statistics
 import sysconfig
 import tempfile
 import time
@@ -156,11 +157,17 @@ async def measure(
     return measured
 
 
+def medians(rows: list[Measurement]) -> Measurement:
+    """Tells the median of each value over several measurements of one kind."""
+    found = {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+    return {**found, "in_flight": rows[0]["in_flight"]}
+
+
 def table(rows: list[Measurement]) -> str:
     """Lays measurements out for a person."""
     head = (
         f"{'in flight':>9} {'steps/s':>9} {'p50 ms':>8} {'p99 ms':>8} {'others':>7}  "
-        "processor time per step, microseconds"
+        "processor time per step in microseconds: all, by process"
     )
     body = [
         f"{row['in_flight']:>9} {row['steps_s']:>9.0f} {row['p50_ms']:>8.2f} {row['p99_ms']:>8.2f}"
@@ -177,6 +184,6 @@ def processor(row: Measurement) -> str:
         for name, value in row.items()
         if name.startswith(PROCESSOR)
     }
-    text = f"{sum(parts.values())}: " + ", ".join(f"{role} {parts[role]}" for role in parts)
+    text = f"{sum(parts.values()):.0f}: " + ", ".join(f"{role} {parts[role]:.0f}" for role in parts)
     synced = {name: value for name, value in row.items() if name.startswith("synced_")}
     return text + "".join(f"; {name} {synced[name]}" for name in synced if synced[name])
