@@ -84,7 +84,7 @@ def cancel(world: World, dag: str = "d", id_: str = "x", bound_ms: int = 0) -> N
 
 @pytest.mark.parametrize("observes_gone", [True, False])
 @pytest.mark.parametrize("answer", sorted(REASONS))
-def test_s026_s027_s028_s029_s030_s049_s168_s186_what_a_stops_answer_means(
+def test_s026_s027_s028_s029_s030_s040_s049_s121_s168_s186_what_a_stops_answer_means(
     answer: str, observes_gone: bool
 ) -> None:
     world = holding("x", observes_gone=observes_gone)
@@ -356,7 +356,7 @@ def test_s122_s126_s127_a_claimed_sandbox_outlives_its_dag_and_is_released_after
     assert world.answers("d")[-1].verdict == "confirmed"
 
 
-def test_s125_a_claim_that_ends_while_somebody_holds_releases_nothing() -> None:
+def test_s100_s125_a_claim_that_ends_while_somebody_holds_releases_nothing() -> None:
     world = sharing("b")
     world.tell_box("claim", "x", "work")
     cancel(world)

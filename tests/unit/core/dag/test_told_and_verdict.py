@@ -117,7 +117,7 @@ def test_s031_the_gravest_reason_is_the_verdicts() -> None:
         ("releasing", "a word of a later version", "a word of a later version"),
     ],
 )
-def test_every_phase_has_its_reason(phase: Any, reason: str, want: str) -> None:
+def test_s119_every_phase_has_its_reason(phase: Any, reason: str, want: str) -> None:
     one = Acquisition(id="a", slot="", sandbox="a", adopted=False, phase=phase, reason=reason)
     assert verdict.reason_of(one) == want
     other = Acquisition(id="b", slot="", sandbox="b", adopted=False, phase="ready")
