@@ -138,7 +138,7 @@ async def measure(
     async with asyncio.TaskGroup() as lanes:
         for index in range(in_flight):
             lanes.create_task(lane(index))
-    spent = processor_seconds(processes()) - used
+    spent = {role: value - used[role] for role, value in processor_seconds(processes()).items()}
     busy = _busy_seconds() - busy
     cores_seconds = (time.perf_counter() - began) * (os.cpu_count() or 1)
     if not latencies_ms:
