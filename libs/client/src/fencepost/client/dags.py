@@ -72,10 +72,8 @@ class DagCalls:
         """Says that a node runs. Raises `RefusedError` where the DAG is closed or lacks it."""
 
         def is_done(heard: Heard, view: View | None) -> bool:
-            return heard.has("node_started", node=node) or _status(view, node) not in (
-                "",
-                "waiting",
-            )
+            started = heard.find("node_started", node) is not None
+            return started or _status(view, node) not in ("", "waiting")
 
         await self._tell(dag, {"do": "start", "node": node}, is_done, timeout_s=timeout_s)
 
@@ -91,9 +89,8 @@ class DagCalls:
         """Ends a node, and releases the slots that it was the last to use."""
 
         def is_done(heard: Heard, view: View | None) -> bool:
-            return heard.has("node_finished", node=node) or _status(view, node) not in (
-                *("", "waiting", "running"),
-            )
+            ended = heard.find("node_finished", node) is not None
+            return ended or _status(view, node) not in ("", "waiting", "running")
 
         body = {"do": "finish_node", "node": node, "status": status, "release": list(release)}
         await self._tell(dag, body, is_done, timeout_s=timeout_s)
@@ -177,7 +174,7 @@ class DagCalls:
         """Ends a DAG by itself: nothing more is acquired, and all that it holds is released."""
 
         def is_done(heard: Heard, view: View | None) -> bool:
-            return heard.has("finished") or bool(view and view["finished"])
+            return "finished" in heard.kinds or bool(view and view["finished"])
 
         await self._tell(dag, {"do": "finish", "status": status}, is_done, timeout_s=timeout_s)
 
@@ -246,17 +243,20 @@ class DagCalls:
 
         def is_done(heard: Heard, view: View | None) -> bool:
             for kind in ("abandoned", "release_settled"):
-                if heard.has(kind, acquisition=id_):
-                    raise _not_acquired(heard, id_, slot)
+                if ended := heard.find(kind, id_):
+                    why = str(ended.get("reason") or "released")
+                    raise RefusedError(why, f"slot: {slot!r} was not acquired: {why}", field="slot")
             if not wait:
-                return heard.has("intended", acquisition=id_) or _phase(view, id_) != ""
+                return heard.find("intended", id_) is not None or _phase(view, id_) != ""
             if _phase(view, id_) == "releasing":
                 raise RefusedError("dag_closed", f"slot: {slot!r} is being released", field="slot")
-            return heard.has("ready", acquisition=id_) or _phase(view, id_) == "ready"
+            return heard.find("ready", id_) is not None or _phase(view, id_) == "ready"
 
         heard = await self._tell(dag, body, is_done, id_=id_, timeout_s=timeout_s)
-        epoch = next((event["epoch"] for event in heard.events if event.get("kind") == "ready"), 0)
-        return Acquired(dag=dag, slot=slot, sandbox=sandbox, acquisition=id_, epoch=epoch)
+        ready = heard.find("ready", id_) or {}
+        return Acquired(
+            dag=dag, slot=slot, sandbox=sandbox, acquisition=id_, epoch=ready.get("epoch", 0)
+        )
 
     async def _tell(
         self,
@@ -286,7 +286,7 @@ class DagCalls:
                         f" {timeout_s:g} s"
                     )
                 await heard.wait(min(left, _LOOK_S))
-                if not heard.woken.is_set() or heard.has(_NEWS_OF.get(body["do"], "")):
+                if not heard.woken.is_set() or _NEWS_OF.get(body["do"], "") in heard.kinds:
                     view = await self._look(dag)
             return heard
 
@@ -309,19 +309,6 @@ def _status(view: View | None, node: str) -> str:
 def _phase(view: View | None, acquisition: str) -> str:
     found = view["outstanding"] if view is not None else ()
     return next((str(a["phase"]) for a in found if a["acquisition"] == acquisition), "")
-
-
-def _not_acquired(heard: Heard, acquisition: str, slot: str) -> RefusedError:
-    reason = next(
-        (
-            str(event.get("reason") or "released")
-            for event in heard.events
-            if event.get("acquisition") == acquisition
-            and event.get("kind") in ("abandoned", "release_settled")
-        ),
-        "released",
-    )
-    return RefusedError(reason, f"slot: {slot!r} was not acquired: {reason}", field="slot")
 
 
 async def events(

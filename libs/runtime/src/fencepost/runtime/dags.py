@@ -90,36 +90,39 @@ class Heard:
     """What was heard of one DAG since the listening began; `woken` after each piece of news."""
 
     def __init__(self) -> None:
-        self.verdicts: list[Verdict] = []
-        self.events: list[dict[str, Any]] = []
+        self.answers: dict[str, Verdict] = {}
+        self.kinds: set[str] = set()
         self.woken = asyncio.Event()
+        self._events: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def answer_to(self, cancel: str) -> Verdict | None:
-        return next((one for one in self.verdicts if one.cancel == cancel), None)
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        """The last event of a kind about an acquisition, a node or a command, by its name."""
+        return self._events.get((kind, name))
 
     def refusal_of(self, command: str) -> RefusedError | RetryLaterError | None:
         """The recorded refusal of a command; `overloaded` is not final."""
-        for event in self.events:
-            if event.get("kind") == "refused" and event.get("id") == command:
-                return _refusal(event)
-        return None
-
-    def has(self, kind: str, **fields: Any) -> bool:
-        return any(
-            event.get("kind") == kind
-            and all(event.get(name) == value for name, value in fields.items())
-            for event in self.events
-        )
+        event = self.find("refused", command)
+        return None if event is None else _refusal(event)
 
     def take(self, message: Any) -> None:
         try:
             if message.subject.startswith(subjects.release("")):
-                self.verdicts.append(decode_verdict(message.data))
+                verdict = decode_verdict(message.data)
+                if verdict.cancel:
+                    self.answers[verdict.cancel] = verdict
             else:
-                self.events.append(msgspec.json.decode(message.data, type=dict[str, Any]))
+                self._take_event(msgspec.json.decode(message.data, type=dict[str, Any]))
         except msgspec.MsgspecError:
             pass  # news all the same: whoever waits asks
         self.woken.set()
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        kind = str(event.get("kind", ""))
+        self.kinds.add(kind)
+        for field in ("acquisition", "node", "id"):
+            if field in event:
+                self._events[kind, str(event[field])] = event
+                return
 
     async def wait(self, seconds: float) -> None:
         """Returns at the next news, or when the time is over."""
@@ -234,7 +237,7 @@ async def cancel(
         except UnknownError:
             return Verdict(dag=dag, released="unconfirmed", reason="pending_shard", cancel=id_)
         while (left := deadline - loop.time()) > 0:
-            answer = heard.answer_to(id_)
+            answer = heard.answers.get(id_)
             if answer is not None:
                 return answer
             refused = heard.refusal_of(id_)
@@ -243,7 +246,7 @@ async def cancel(
             await heard.wait(min(left, _LOOK_S))
             if not heard.woken.is_set():
                 await _look(link, shards, dag, id_, heard=heard, left_s=deadline - loop.time())
-        is_closed = heard.has("closed") or heard.has("cancel_asked")
+    is_closed = not heard.kinds.isdisjoint(("closed", "cancel_asked"))
     why = "pending_stop" if is_closed else "pending_shard"
     return Verdict(dag=dag, released="unconfirmed", reason=why, cancel=id_)
 
@@ -258,16 +261,14 @@ async def _look(
         return
     if found is None or not found["closed"]:
         return
-    heard.events.append({"kind": "closed"})
+    heard.kinds.add("closed")
     if id_ in found["answered"]:
-        heard.verdicts.append(
-            Verdict(
-                dag=dag,
-                released=found["released"],
-                reason=found["reason"],
-                evidence=found["evidence"],
-                outstanding=found["outstanding_count"],
-                cancelled=found["cancelled"],
-                cancel=id_,
-            )
+        heard.answers[id_] = Verdict(
+            dag=dag,
+            released=found["released"],
+            reason=found["reason"],
+            evidence=found["evidence"],
+            outstanding=found["outstanding_count"],
+            cancelled=found["cancelled"],
+            cancel=id_,
         )

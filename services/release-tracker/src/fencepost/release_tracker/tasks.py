@@ -125,17 +125,14 @@ class Tasks:
             except UnknownError:
                 return {"ok": True, "cancelled": 0, "reason": "pending_shard"}
             while (left := deadline - self._loop.time()) > 0:
-                if heard.has("node_finished", node=node):
-                    return {"ok": True, "cancelled": int(_by_us(heard, node))}
+                ended = heard.find("node_finished", node)
+                if ended is not None:
+                    return {"ok": True, "cancelled": int(ended["status"] == "cancelled")}
                 refused = heard.refusal_of(id_)
                 if refused is not None:
                     raise _refused(dag, refused)
                 await heard.wait(left)
         return {"ok": True, "cancelled": 0, "reason": "pending_shard"}
-
-
-def _by_us(heard: dags.Heard, node: str) -> bool:
-    return heard.has("node_finished", node=node, status="cancelled")
 
 
 def _status_of(view: Mapping[str, Any], node: str) -> str | None:
