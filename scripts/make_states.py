@@ -3,13 +3,15 @@
 import sys
 from pathlib import Path
 
+from fencepost.core.dag import transitions as dag
 from fencepost.core.sandbox import transitions
 
 PAGE = Path(__file__).parent.parent / "docs" / "states.md"
 
 HEAD = """# States
 
-Made by `scripts/make_states.py` from `core/sandbox/transitions.py`; change that, not this.
+Made by `scripts/make_states.py` from `core/sandbox/transitions.py` and
+`core/dag/transitions.py`; change those, not this.
 An arrow's letter is the row of the table below its picture. The entry is what stands in the ledger.
 """
 
@@ -29,6 +31,16 @@ MACHINES = (
         "`gone` is final. `releasing` is in the ledger before a provider is asked to stop.",
         transitions.SANDBOX,
     ),
+    (
+        "An acquisition",
+        "`gone` and `abandoned` are final, and leave the state.",
+        dag.ACQUISITION,
+    ),
+    (
+        "The verdict on a DAG",
+        "A pure function of the DAG's state; it is given by an accepted `answered` alone.",
+        dag.VERDICT,
+    ),
 )
 
 
@@ -36,7 +48,7 @@ def page() -> str:
     parts = [HEAD]
     for title, words, table in MACHINES:
         sources = {arrow.source for arrow in table}
-        start = next(name for name in ("new", "none") if name in sources)
+        start = next(name for name in ("new", "none", "open") if name in sources)
         parts.append(f"\n## {title}\n\n{words}\n\n```mermaid\nstateDiagram-v2\n")
         for arrow in table:
             source = "[*]" if arrow.source == start else arrow.source
