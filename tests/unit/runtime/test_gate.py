@@ -58,7 +58,7 @@ async def test_a_holder_that_gets_no_answer_does_not_stop_the_others(
         following = await door.enter()
     following.give_back()
     stuck.give_back()
-    assert door._free == 1
+    assert door.free == 1
 
 
 async def test_a_cancelled_waiter_takes_no_place_with_it() -> None:
@@ -71,4 +71,4 @@ async def test_a_cancelled_waiter_takes_no_place_with_it() -> None:
     waiters[0].cancel()
     async with asyncio.timeout(5):
         (await waiters[1]).give_back()
-    assert door._free == 1
+    assert door.free == 1

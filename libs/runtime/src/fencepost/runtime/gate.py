@@ -24,47 +24,68 @@ gets no answer must not hold up the others.
 class Pass:
     """One place, until it is given back."""
 
-    __slots__ = ("_gate", "_timer")
+    __slots__ = ("_gate", "since")
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate: Gate | None = gate
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self.give_back)
+    def __init__(self, gate: Gate, since: float) -> None:
+        self._gate = gate
+        self.since = since
 
     def give_back(self) -> None:
         """Safe to call twice."""
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            self._timer.cancel()
-            gate.leave()
+        self._gate.leave(self)
 
 
 class Gate:
     """First come, first served."""
 
     def __init__(self, places: int = PLACES) -> None:
-        self._free = places
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.free = places
+        self._inside: dict[Pass, None] = {}
+        self._waiting: deque[asyncio.Future[Pass]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self) -> Pass:
         """Waits for a place, which the caller must give back."""
-        if self._free:
-            self._free -= 1
-            return Pass(self)
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.free:
+            self.free -= 1
+            return self._let_in()
+        waiter: asyncio.Future[Pass] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
+        self._arm()
         try:
-            await waiter
+            return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.leave()
+                waiter.result().give_back()
             raise
-        return Pass(self)
 
-    def leave(self) -> None:
+    def leave(self, place: Pass) -> None:
         """Hands a place to whoever has waited longest."""
+        if place not in self._inside:
+            return
+        del self._inside[place]
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(self._let_in())
                 return
-        self._free += 1
+        self.free += 1
+
+    def _let_in(self) -> Pass:
+        place = Pass(self, asyncio.get_running_loop().time())
+        self._inside[place] = None
+        return place
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        """Only while somebody waits: ends the places of those who have had theirs too long."""
+        self._timer = None
+        since = asyncio.get_running_loop().time() - PATIENCE_S
+        for place in [*self._inside]:
+            if self._waiting and place.since <= since:
+                place.give_back()
+        if self._waiting:
+            self._arm()
