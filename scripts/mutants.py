@@ -25,6 +25,8 @@ TESTS = (
     "tests/unit/core/test_transitions.py",
     "tests/scenarios/test_fencing.py",
     "tests/scenarios/test_holding.py",
+    "tests/scenarios/test_releases.py",
+    "tests/unit/core/dag",
 )
 AT_ONCE = 2
 
@@ -234,6 +236,127 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("effects.py", "or step.session != sandbox.session", "or False"),
     ("effects.py", "attempt = ids.undo_id(attempt, step.no)", "pass"),
     ("effects.py", "if sandbox.releasing or sandbox.condemned:", "if sandbox.releasing:"),
+    # --- who holds a sandbox, and who is told
+    ("holding.py", "if len(sandbox.holders) > 1 or sandbox.claims:", "if sandbox.claims:"),
+    (
+        "holding.py",
+        "if len(sandbox.holders) > 1 or sandbox.claims:",
+        "if len(sandbox.holders) > 1:",
+    ),
+    ("holding.py", "if sandbox.holders.get(value.dag) != value.acquisition:", "if False:"),
+    (
+        "holding.py",
+        "    if sandbox.releasing or sandbox.gone:\n        return [_ref",
+        "    if False:\n        return [_ref",
+    ),
+    ("holding.py", "or len(sandbox.debtors) >= limits.DEBTORS_PER_SANDBOX_MAX", "or False"),
+    (
+        "holding.py",
+        "if not sandbox.holders and set(sandbox.claims) == {claim}:",
+        "if not sandbox.holders:",
+    ),
+    ("holding.py", "if not sandbox.holders and set(sandbox.claims)", "if set(sandbox.claims)"),
+    ("holding.py", "if made.gateway or made.failures or made.ambiguous:", "if made.failures:"),
+    ("holding.py", "if sandbox.ref is None and not ordered:", "if not ordered:"),
+    ("holding.py", "if sandbox.ref is None and not ordered:", "if sandbox.ref is None:"),
+    ("holding.py", "return never if sandbox.capabilities is None", "return never if True"),
+    ("holding.py", "    return tell(sandbox, found, sandbox.news)", "    return []"),
+    ("news.py", 'return f"{dag}/{acquisition}"', "return dag"),
+    (
+        "news.py",
+        '"refused_other_instance": "stop_refused"',
+        '"refused_other_instance": "stop_accepted"',
+    ),
+    ("news.py", '"timeout": "stop_unreachable"', '"timeout": "stop_accepted"'),
+    ("evolve.py", "        news.set_news(sandbox, news.gone(entry.evidence))\n", ""),
+    ("life.py", "and not capabilities.observes_gone", "and True"),
+    ("life.py", "if sandbox.ref is None and not others:", "if not others:"),
+    ("life.py", "if sandbox.ref is None and not others:", "if sandbox.ref is None:"),
+    ("life.py", "return entries if sandbox.creates else entries", "return entries"),
+    ("life.py", "    if sandbox.ref != value.ref:\n", "    if False:\n"),
+    (
+        "life.py",
+        "ambiguous = not value.settled if sandbox.releasing",
+        "ambiguous = value.ambiguous if sandbox.releasing",
+    ),
+    # --- DAGs
+    (
+        "../dag/deciding.py",
+        '.finished:\n        return _refuse(value, "dag_closed", "dag", "nothing',
+        '.id == "":\n        return _refuse(value, "dag_closed", "dag", "nothing',
+    ),
+    ("../dag/deciding.py", "if sandbox in dag.held:", "if False:"),
+    ("../dag/deciding.py", "        if not replace:\n", "        if False:\n"),
+    ("../dag/deciding.py", 'if old.phase != "releasing":', "if False:"),
+    ("../dag/deciding.py", "    if value.id in dag.acquisitions:\n", "    if False:\n"),
+    (
+        "../dag/deciding.py",
+        "if value.id in dag.cancels or value.id in dag.answered:",
+        "if value.id in dag.cancels:",
+    ),
+    (
+        "../dag/deciding.py",
+        "len(dag.cancels) >= limits.CANCELS",
+        "len(dag.cancels) > limits.CANCELS",
+    ),
+    (
+        "../dag/deciding.py",
+        "max(0, min(asked.bound_ms, limits.CANCEL_BOUND_MS_MAX))",
+        "max(0, asked.bound_ms)",
+    ),
+    ("../dag/deciding.py", "and acquisition.ref is None:", "and True:"),
+    (
+        "../dag/deciding.py",
+        "(acquisition.reason, acquisition.evidence) == (value.reason, value.evidence)",
+        "acquisition.reason == value.reason",
+    ),
+    ("../dag/deciding.py", "    if dag.held:\n", "    if False:\n"),
+    (
+        "../dag/deciding.py",
+        "islice(dag.held.values(), limits.RELEASES_PER_TURN)",
+        "dag.held.values()",
+    ),
+    ("../dag/deciding.py", "islice(due, limits.ANSWERS_PER_TURN)", "due"),
+    ("../dag/deciding.py", "if now or now_ms >= by_ms", "if now_ms >= by_ms"),
+    ("../dag/deciding.py", "if now or now_ms >= by_ms", "if now"),
+    (
+        "../dag/deciding.py",
+        "not answers and not dag.cancels and dag.told",
+        "not answers and dag.told",
+    ),
+    ("../dag/deciding.py", "minted_ms <= state.past_floor_ms", "minted_ms < state.past_floor_ms"),
+    ("../dag/verdict.py", "if dag.held_ever == 0:", "if dag.gone == 0:"),
+    ("../dag/verdict.py", "return _RANK.get(reason, 0)", "return _RANK.get(reason, 99)"),
+    ("../dag/verdict.py", "    if dag.acquisitions:\n", "    if len(dag.acquisitions) > 1:\n"),
+    (
+        "../dag/evolve.py",
+        "    _let_go(dag, acquisition)\n    acquisition.phase",
+        "    acquisition.phase",
+    ),
+    ("../dag/evolve.py", "    if settled.ref is None:\n", "    if False:\n"),
+    ("../dag/evolve.py", "if dag.evidence not in verdict.WEAK_EVIDENCE:", "if True:"),
+    ("../dag/evolve.py", "    state.ended.pop(entry.dag, None)\n", ""),
+    (
+        "../dag/evolve.py",
+        "dag.slots.setdefault(entry.slot, entry.acquisition)",
+        "dag.slots[entry.slot] = entry.acquisition",
+    ),
+    (
+        "../dag/evolve.py",
+        "if dag.slots.get(acquisition.slot) == acquisition_id:",
+        "if acquisition.slot in dag.slots:",
+    ),
+    ("../dag/machine.py", "        hints.touched.update(state.busy)\n", ""),
+    (
+        "../dag/machine.py",
+        "                heapq.heappush(hints.bounds, (by_ms, name))\n",
+        "                pass\n",
+    ),
+    (
+        "../dag/machine.py",
+        "                heapq.heappush(hints.bounds, (entry.answer_by_ms, dag.id))\n",
+        "                pass\n",
+    ),
 )
 
 

@@ -376,6 +376,17 @@ def test_s100_s125_a_claim_that_ends_while_somebody_holds_releases_nothing() -> 
     assert world.boxes.state.sandboxes["x"].releasing
 
 
+def test_a_sandbox_is_released_by_the_end_of_its_last_claim() -> None:
+    world = holding("x")
+    for claim in ("a", "b"):
+        world.tell_box("claim", "x", claim)
+    cancel(world)
+    world.tell_box("unclaim", "x", "a")
+    assert not world.boxes.state.sandboxes["x"].releasing
+    world.tell_box("unclaim", "x", "b")
+    assert world.boxes.state.sandboxes["x"].releasing
+
+
 @pytest.mark.parametrize(
     ("kind", "id_", "when", "reason"),
     [
