@@ -282,8 +282,8 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     # --- DAGs
     (
         "../dag/deciding.py",
-        '.finished:\n        return _refuse(value, "dag_closed", "dag", "nothing',
-        '.id == "":\n        return _refuse(value, "dag_closed", "dag", "nothing',
+        'if dag.closed:\n        return _refuse(value, "dag_closed", "dag", "nothing',
+        'if False:\n        return _refuse(value, "dag_closed", "dag", "nothing',
     ),
     ("../dag/deciding.py", "if sandbox in dag.held:", "if False:"),
     ("../dag/deciding.py", "        if not replace:\n", "        if False:\n"),

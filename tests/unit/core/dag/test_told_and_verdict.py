@@ -235,12 +235,23 @@ def test_a_dag_with_a_cancel_to_answer_is_not_forgotten(monkeypatch: pytest.Monk
     monkeypatch.setattr(limits, "DAGS_ENDED_WHOLE", 1)
     world = World()
     end(world, "one")
+    world.ask("two", "o", do="open")
+    world.ask("two", "x", do="cancel")
     world.ask("one", "y", do="cancel")
-    end(world, "two")
     world.dags.tick()
-    end(world, "three")
+    assert world.answers("two")
     assert [x.cancel for x in world.answers("one")][-1] == "y"
     assert len(world.dags.state.dags) == 1
+
+
+def test_a_verdict_that_a_former_owner_did_not_give_is_given_by_the_next() -> None:
+    world = reached("ready")
+    world.ask("d", "f", do="finish")
+    world.dags.tick()
+    told(world, "gone", evidence="observed_gone")
+    world.dags.restart()
+    world.dags.tick()
+    assert world.answers("d")[-1].verdict == "confirmed"
 
 
 def test_s212_ten_thousand_acquisitions_over_a_life_leave_counters_only() -> None:

@@ -156,7 +156,7 @@ def _name_problem(name: str) -> str:
 
 
 def _start(dag: Dag, value: CommandReceived, asked: c.Start) -> list[e.DagEntry]:
-    if dag.closed or dag.finished:
+    if dag.closed:
         return _refuse(value, "dag_closed", "dag", "it was cancelled or has finished")
     if asked.node not in dag.nodes:
         return _refuse(value, "unknown_node", "node", "the DAG has no such node")
@@ -195,7 +195,7 @@ def _acquire(
 ) -> list[e.DagEntry]:
     if value.id in dag.acquisitions:
         return []  # the same command, read again
-    if dag.closed or dag.finished:
+    if dag.closed:
         return _refuse(value, "dag_closed", "dag", "nothing is acquired behind the barrier")
     problem = _name_problem(slot)
     if problem:
