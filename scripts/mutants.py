@@ -270,9 +270,6 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("news.py", '"timeout": "stop_unreachable"', '"timeout": "stop_accepted"'),
     ("evolve.py", "        news.set_news(sandbox, news.gone(entry.evidence))\n", ""),
     ("life.py", "and not capabilities.observes_gone", "and True"),
-    ("life.py", "if sandbox.ref is None and not others:", "if not others:"),
-    ("life.py", "if sandbox.ref is None and not others:", "if sandbox.ref is None:"),
-    ("life.py", "return entries if sandbox.creates else entries", "return entries"),
     ("life.py", "    if sandbox.ref != value.ref:\n", "    if False:\n"),
     (
         "life.py",

@@ -363,6 +363,7 @@ def test_a_cancel_is_answered_at_its_bound_and_not_before(
     bound_ms: int, until_ms: int, restart: bool
 ) -> None:
     world = opened()
+    world.dags.tick()
     world.ask("d", "a", do="acquire", slot="s")
     world.ask("d", "x", do="cancel", bound_ms=bound_ms)
     if until_ms:
