@@ -5,6 +5,7 @@ Three programs on the same machine in the same run, each on a synced nats-server
 started for it and stopped after it, in turns: floor, taskiq, Fencepost at one number in flight,
 then at the next, and all of that `--rounds` times. Every number is the median of the rounds;
 ratios are medians of the ratios of neighbours in time, which a busy machine disturbs least.
+At the end: the time of a cancel with few and with many DAGs in the ledger (`bench/cancel.py`).
 """
 
 import argparse
@@ -20,7 +21,7 @@ import uvloop
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from bench import fencepost_bench, floor, history, rig, taskiq_nats_bench
+from bench import cancel, fencepost_bench, floor, history, rig, taskiq_nats_bench
 
 IN_FLIGHT = [1, 16, 64, 256]
 SECONDS, ROUNDS = 5.0, 3
@@ -98,6 +99,7 @@ def _table(result: dict[str, Any]) -> str:
         f"{row['in_flight']:>9} {ratio_:>8.2f} {row['synced_per_step']:>8.2f}"
         for row, ratio_ in zip(result["fencepost"], result["to_taskiq_nats"], strict=True)
     ]
+    lines += ["", cancel.table(result["cancel"])]
     machine = result["machine"]
     lines += ["", f"{machine['cores']} cores, load {machine['load']}, Python {machine['python']}"]
     return "\n".join(lines)
@@ -112,6 +114,14 @@ async def main() -> None:
     options.add_argument(
         "--history", type=int, metavar="N", help="instead: with N entries in the ledger, and none"
     )
+    options.add_argument(
+        "--dags",
+        type=int,
+        nargs="?",
+        const=cancel.MANY,
+        metavar="N",
+        help=f"instead: cancels alone, with {cancel.FEW} and with N DAGs ({cancel.MANY})",
+    )
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     seconds = chosen.seconds or (SECONDS_QUICK if chosen.quick else SECONDS)
@@ -121,11 +131,19 @@ async def main() -> None:
         result["machine"] = _machine()
         print(json.dumps(result) if chosen.json else history.table(result))
         return
+    cancels = cancel.CANCELS_QUICK if chosen.quick else cancel.CANCELS
+    if chosen.dags:
+        result = {"cancel": await cancel.compare(chosen.dags, cancels, _say)}
+        result["machine"] = _machine()
+        print(json.dumps(result) if chosen.json else cancel.table(result["cancel"]))
+        return
     found = await compare(chosen.in_flight, seconds, rounds)
     result = {name: [rig.medians(rows) for rows in places] for name, places in found.items()}
     result["to_taskiq_nats"] = [
         ratio(*rows) for rows in zip(found["fencepost"], found["taskiq_nats"], strict=True)
     ]
+    many = cancel.MANY_QUICK if chosen.quick else cancel.MANY
+    result["cancel"] = await cancel.compare(many, cancels, _say)
     result["machine"] = _machine()
     print(json.dumps(result) if chosen.json else _table(result))
 
