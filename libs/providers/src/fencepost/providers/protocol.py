@@ -8,6 +8,34 @@ Rule 3: asking starts nothing: `observe`, `find` and `list` never create, resume
 
 No runtime returns its generation with a write, so receipts come from the toolhost behind
 `channel`, never from these answers.
+
+A provider behind HTTP answers so; `tests/integration/sandbox_gateway/http_provider.py` does, and
+`test_stop_faults.py` shows what becomes of each:
+
+| it said to `stop`                             | `StopAnswer`                                   |
+|-----------------------------------------------|------------------------------------------------|
+| 2xx about this id and this instance           | accepted (202 too: neither one is gone)        |
+| 2xx about this id and another instance        | refused_other_instance                         |
+| 2xx about another id, or about none           | unreachable: nothing was said about this one   |
+| 404, 410                                      | not_found                                      |
+| 401, 403                                      | refused: the way in failed, never an absence   |
+| 429                                           | refused, `retry_after_ms` from Retry-After     |
+| 405, 501                                      | unsupported                                    |
+| 3xx, 409 and every other 4xx                  | refused                                        |
+| 5xx                                           | unreachable: it may have done it, or part      |
+| nothing within the provider's own bound       | timeout                                        |
+| no connection, or one that broke              | unreachable                                    |
+| no address is configured: nothing was sent    | unconfigured                                   |
+
+| it said to `observe`                          | `Observation`                                  |
+|-----------------------------------------------|------------------------------------------------|
+| 200, this id and instance, running            | present                                        |
+| 200, this id and instance, on its way out     | terminating                                    |
+| 200, this id and another instance             | gone: that instance never comes back           |
+| 404, 410, and a create once gave this id      | gone                                           |
+| anything else, and no answer                  | unknown                                        |
+
+`find` likewise: 200 about this create id is `Created`, 404 `Absent`, anything else `Unknown`.
 """
 
 from __future__ import annotations
@@ -83,12 +111,14 @@ class StopAnswer:
     """
     A signal about a request, not about a sandbox: `accepted` is not `gone`.
 
-    `instance` is the one that was acted upon or met, "" where none was.
+    `instance` is the one that was acted upon or met, "" where none was. `retry_after_ms` is how
+    long the provider asks not to be asked again.
     """
 
     answer: StopWord
     instance: str = ""
     detail: str = ""
+    retry_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

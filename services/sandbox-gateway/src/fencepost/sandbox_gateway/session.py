@@ -74,6 +74,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _STALE: Final = frozenset({"stale_epoch", "stale_session", "no_generation"})
 _BEATS_MISSED_MAX: Final = 2
 _TERMINATING_MS: Final = 1_000
+_RETRY_AFTER_MS_MAX: Final = 60_000
 _NOT_ENDED: Final = "tools_alive"
 """The toolhost's word for: processes of a former session could not be shown to be gone."""
 
@@ -788,6 +789,10 @@ class GatewaySession:
             said = await provider.stop(ref, ref.instance)
         self._metrics.provider_calls.labels("stop", said.answer).inc()
         crash.point("gateway_after_stop")
+        if said.answer not in ("accepted", "not_found"):
+            logger.warning(
+                "stop_not_accepted", sandbox=order.sandbox, answer=said.answer, detail=said.detail
+            )
         self._facts.put(
             StopAnswered(
                 sandbox=order.sandbox,
@@ -801,6 +806,10 @@ class GatewaySession:
         within_ms = 0 if said.answer == "refused" else self._options.gone_within_ms
         if await self._is_gone_in_time(provider, ref, within_ms=within_ms):
             self._facts.put(Gone(sandbox=order.sandbox, gateway=self.id, ref=ref))
+        elif said.retry_after_ms > 0:
+            # Repeats of the order are dropped while this one is under way. Bounded, because a
+            # provider must not be able to put a release off for ever.
+            await asyncio.sleep(min(said.retry_after_ms, _RETRY_AFTER_MS_MAX) / 1000)
 
     async def _is_gone_in_time(self, provider: Provider, ref: Ref, *, within_ms: int) -> bool:
         """Two signals: only an observation says gone, whatever the stop was answered."""
