@@ -511,6 +511,10 @@ def test_a_release_is_durable_before_the_stop_and_ends_in_gone() -> None:
         sandbox="sbx", gateway="gw1", ref=bench.sandbox().ref, answer="accepted"
     )
     assert kinds(bench.take(answered)) == ["stop_answered"]
+    assert bench.take(answered) == []  # asked again, answered the same: no news
+    refused = msgspec.structs.replace(answered, answer="refused", detail="busy")
+    assert kinds(bench.take(refused)) == ["stop_answered"]
+    assert kinds(bench.take(answered)) == ["stop_answered"]
     assert not bench.sandbox().gone
     assert bench.take(msgspec.structs.replace(answered, ref=ref("i9"))) == []
     assert kinds(bench.gone()) == ["epoch_closed", "gone"]

@@ -365,6 +365,7 @@ def _stop_answered(
 ) -> None:
     """A signal about a request: news for those who wait, never evidence of the sandbox itself."""
     sandbox = state.sandboxes[entry.sandbox]
+    sandbox.stop_answer = f"{entry.instance}/{entry.answer}/{entry.detail}"
     if sandbox.releasing:
         news.set_news(sandbox, news.answered(entry.answer, entry.detail))
 

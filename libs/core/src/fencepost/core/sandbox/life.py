@@ -315,6 +315,8 @@ def _stop_answered(
     ):
         # The best that this provider can ever show; the evidence says so.
         return _gone(sandbox, hints, value.ref, "stop_accepted", now_ms)
+    if sandbox.stop_answer == f"{value.ref.instance}/{value.answer}/{value.detail[:300]}":
+        return []  # a stop is asked for until the end: only another answer is news
     return [
         e.StopAnsweredEntry(
             sandbox=sandbox.id,

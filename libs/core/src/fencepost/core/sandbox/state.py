@@ -119,6 +119,7 @@ class Sandbox(msgspec.Struct, kw_only=True):
     told: dict[str, str] = {}
     news: News | None = None
     untold: dict[str, None] = {}
+    stop_answer: str = ""
     held_ever: int = 0
     committed: int = 0
     compensated: int = 0
