@@ -76,7 +76,8 @@ async def test_what_is_no_read_is_refused(
 
 async def test_a_request_of_wrong_shape_is_refused(gateway: Running, control: Control) -> None:
     await control.live(gateway.id)
-    for data, reason in ((b"{}", "bad_request"), (b"no json", "not_json")):
+    deep = b'{"tool":"stat","args":' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+    for data, reason in ((b"{}", "bad_request"), (b"no json", "not_json"), (deep, "not_json")):
         msg = await control.link.call(subjects.read("sbx"), data, timeout_s=10)
         reply = msgspec.json.decode(msg.data, type=ReadReply)
         assert (reply.status, reply.reason) == ("refused", reason)

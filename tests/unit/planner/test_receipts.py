@@ -108,6 +108,14 @@ def test_a_changed_byte_breaks_the_stamp(receipts: Receipts) -> None:
     assert not got.mac_ok
 
 
+def test_a_stamp_that_is_no_ascii_does_not_hold_and_loses_no_other(receipts: Receipts) -> None:
+    good = stamped(receipt())
+    bad = good[1:-1].replace(b'"mac":"', '"mac":"é'.encode())
+    first, second = receipts.decode(b"[" + bad + b"," + good[1:])
+    assert not first.mac_ok
+    assert second.mac_ok
+
+
 def test_what_has_no_address_is_reported(receipts: Receipts, lost: Undecodable) -> None:
     assert receipts.decode(b"{") == []
     assert receipts.decode(b'[{"gateway":"g1"}]') == []

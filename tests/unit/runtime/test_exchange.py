@@ -175,3 +175,25 @@ async def test_a_poisoned_message_is_recorded_and_passed_over(rig: Rig) -> None:
     sender.submit(tell("one"))
     await rig.settle(sender, receiver)
     assert rig.kinds(1) == ["term_opened", "refused", "heard"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+        b'{"family":"toy","shard":0,"seq":1,"index":0,"body":'
+        + b"[" * 20_000
+        + b"]" * 20_000
+        + b"}",
+    ],
+    ids=["unknown field", "body"],
+)
+async def test_s221_a_message_nested_without_end_is_recorded_and_passed_over(
+    rig: Rig, data: bytes
+) -> None:
+    receiver = await rig.own("a", 1)
+    rig.bus.publish("fp.v1.message.toy.1", data)
+    sender = await rig.own("b", 0)
+    sender.submit(tell("one"))
+    await rig.settle(sender, receiver)
+    assert rig.kinds(1) == ["term_opened", "refused", "heard"]

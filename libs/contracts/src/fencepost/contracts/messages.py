@@ -178,7 +178,8 @@ def stamp(key: bytes, *, gateway: str, sandbox: str, at_ms: int, receipt: bytes)
 def stamp_holds(key: bytes, stamped: StampedReceipt) -> bool:
     """Tells whether the stamp is this key's, over exactly these bytes."""
     want = hmac.digest(key, b"%d\n" % stamped.at_ms + bytes(stamped.receipt), hashlib.sha256).hex()
-    return hmac.compare_digest(want, stamped.mac)
+    # As bytes: of texts, it takes ASCII ones only.
+    return hmac.compare_digest(want.encode(), stamped.mac.encode())
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -28,7 +28,9 @@ def decode(data: bytes) -> Envelope:
     """Raises `PoisonedError`."""
     try:
         return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Nested without end, a message ends the reader's stack. It is stored: raised as anything
+        # else it would end every owner of the shard, one after the other.
         raise PoisonedError(f"not a message between shards: {error}") from error
 
 

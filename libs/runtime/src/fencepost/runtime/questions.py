@@ -46,7 +46,7 @@ class Questions:
         answer: Any
         try:
             answer = await self._view(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             answer = {"status": "refused", "reason": "malformed", "detail": str(error)}
         except OwnershipLostError:
             # Somebody else owns it, or soon will: no answer is the answer (S-216).

@@ -53,7 +53,7 @@ class Reads:
                 msg.reply, ReadReply(status="refused", reason="bad_request", detail=str(error))
             )
             return
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._reply(
                 msg.reply, ReadReply(status="refused", reason="not_json", detail=str(error))
             )
