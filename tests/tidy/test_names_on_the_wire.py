@@ -16,6 +16,8 @@ ALSO = {
     "fp.v1": (
         "libs/core/src/fencepost/core/sandbox/effects.py",
         "libs/core/src/fencepost/core/dag/machine.py",
+        # Its commands stand where the server would have stored them.
+        "libs/simulator/src/fencepost/simulator/simulation.py",
     ),
 }
 
