@@ -494,6 +494,20 @@ def test_s200_a_condemned_sandbox_is_stopped_and_replaced() -> None:
     assert attach_failed(control, condemned=True, ref=ref("i9")) == []
 
 
+def test_s180_a_marker_ahead_of_the_ledger_condemns_its_disk() -> None:
+    bench = committed_three()
+    bench.step("s4")
+    ahead = Marker(epoch=2, session="x", nonce="y", instance="i1")
+    assert kinds(bench.found(session="S2", marker=ahead)) == ["epoch_closed", "condemned"]
+    assert bench.found(session="S3", marker=ahead) == []
+    assert len(orders_of(bench, orders.StopOrder)) == 1
+    assert "rebuild_intended" in kinds(bench.gone())
+    control = committed_three()
+    control.step("s4")
+    level = Marker(epoch=1, session="x", nonce="y", instance="i1")
+    assert "epoch_opened" in kinds(control.found(session="S2", marker=level))
+
+
 # --- release ----------------------------------------------------------------------------------------
 
 

@@ -172,6 +172,8 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
         and now_ms - marking.since_ms < hints.lease_ms
     ):
         return []  # another living gateway is writing the marker: one at a time
+    if value.marker is not None and 0 < sandbox.epoch < value.marker.epoch:
+        return _forged(sandbox, value.marker.epoch)
     entries: list[e.SandboxEntry] = []
     epoch, nonce = sandbox.epoch, sandbox.nonce
     moved = _moved(sandbox, value)
@@ -218,6 +220,24 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
         )
     )
     return entries
+
+
+def _forged(sandbox: Sandbox, epoch: int) -> list[e.SandboxEntry]:
+    """
+    Condemns a disk whose marker says an epoch that this ledger never gave.
+
+    A marker only goes up, so no epoch that could be opened for this disk would ever be written to
+    it: each would be refused, and the next one opened, as fast as the disk is found.
+    """
+    reason = f"marker of epoch {epoch}, ahead of the ledger"
+    entries: list[e.SandboxEntry] = []
+    if sandbox.open:
+        entries.append(
+            e.EpochClosed(
+                sandbox=sandbox.id, epoch=sandbox.epoch, reason="condemned", evidence=reason
+            )
+        )
+    return [*entries, e.Condemned(sandbox=sandbox.id, reason=reason)]
 
 
 def _moved(sandbox: Sandbox, value: facts.Found) -> tuple[e.Disk, str] | None:
