@@ -36,11 +36,11 @@ from tests.integration.sandbox_gateway.http_provider import Fault, HttpProvider,
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-BOUND_S: Final = 3.0
+BOUND_S: Final = 5.0
 LATE_S: Final = 2.0
 """How much later than its bound a busy machine may let an answer be seen."""
 SETTLED_S: Final = 45.0
-RETRY_AFTER_S: Final = 3
+RETRY_AFTER_S: Final = 5
 AT_ONCE: Final = 4
 
 OURS: Final = {"id": "$id", "instance": "$instance"}
@@ -136,8 +136,12 @@ class World:
 
     async def run(self) -> None:
         with structlog.testing.capture_logs() as logs:
+            held = await asyncio.gather(*(self.held(f"dag-{name}") for name in CASES))
             found = await asyncio.gather(
-                *(self._case(f"dag-{name}", case.fault) for name, case in CASES.items()),
+                *(
+                    self._case(f"dag-{name}", sandbox, case.fault)
+                    for (name, case), sandbox in zip(CASES.items(), held, strict=True)
+                ),
                 return_exceptions=True,
             )
         self.outcomes = dict(zip(CASES, found, strict=True))
@@ -148,8 +152,7 @@ class World:
             await self.client.open_dag(dag)
             return (await self.client.acquire(dag, "box")).sandbox
 
-    async def _case(self, dag: str, fault: Fault) -> Outcome:
-        sandbox = await self.held(dag)
+    async def _case(self, dag: str, sandbox: str, fault: Fault) -> Outcome:
         ref = self.provider.refs[sandbox]
         asked = self.server.stops[ref.native_id]
         self.server.faults[ref.native_id] = fault
@@ -276,19 +279,16 @@ async def test_s026_s027_s028_exactly_the_stops_that_are_owed(world: World, name
     elif name == "unconfigured":
         assert (outcome.asked_then, len(outcome.asked_at)) == (0, 1)
     else:
-        # One at once, and at most one repeat within the bound; when the fault is over, one more.
-        assert outcome.asked_then in (1, 2)
+        # One at once, repeats after 2 and 4 s more; when the fault is over, one more.
+        assert outcome.asked_then in (1, 2, 3)
         assert len(outcome.asked_at) == outcome.asked_then + 1
-    # Each request has its answer in the ledger, each with the word that was said.
-    said = case.evidence.partition(":")[0] if case.reason else ""
-    words = outcome.words
-    if case.reason:
-        assert words[-1] == "accepted"
-        assert set(words[:-1]) == {said}
-        if name != "unconfigured":
-            assert len(words) == len(outcome.asked_at)
+    # The ledger has each answer that is another than the one before.
+    if not case.reason:
+        assert outcome.words == ["not_found" if case.fault.ends else "accepted"]
+    elif name == "terminating":
+        assert outcome.words == ["accepted"]
     else:
-        assert words == ["not_found" if case.fault.ends else "accepted"]
+        assert outcome.words == [case.evidence.partition(":")[0], "accepted"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -306,7 +306,6 @@ async def test_s168_s186_when_the_fault_ends_it_is_confirmed_with_an_event(
 
 async def test_a_provider_that_asks_for_time_is_not_asked_before(world: World) -> None:
     asked = world.outcome("429").asked_at
-    assert len(asked) == 2
     assert asked[1] - asked[0] >= RETRY_AFTER_S
     control = world.outcome("409").asked_at
     assert control[1] - control[0] < RETRY_AFTER_S
