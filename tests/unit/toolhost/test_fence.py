@@ -219,7 +219,17 @@ def test_arguments_that_do_not_have_their_digest_are_refused(host: Toolhost, dis
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"\xff", b"[]", b'{"epoch":true,"session":"A","nonce":"N"}', b'{"epoch":7}']
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"[" * 4096,
+        b'{"epoch":true,"session":"A","nonce":"N"}',
+        b'{"epoch":9007199254740992,"session":"A","nonce":"N"}',
+        b'{"epoch":7}',
+    ],
 )
 def test_a_marker_that_cannot_be_read_is_none(host: Toolhost, disk: Disk, raw: bytes):
     (disk.state / "marker.json").write_bytes(raw)
@@ -228,6 +238,24 @@ def test_a_marker_that_cannot_be_read_is_none(host: Toolhost, disk: Disk, raw: b
     assert (receipt["verdict"], receipt["reason"]) == ("refused", "no_generation")
     (disk.state / "marker.json").write_bytes(b'{"epoch":7,"session":"A","nonce":"N7"}')
     assert host.write("s1.2", "a", "x")["verdict"] == "applied"
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_s205_a_journal_that_went_back_under_a_live_toolhost_ends_it(
+    host: Toolhost, disk: Disk, kept: int
+):
+    journal, older = disk.state / "journal.jsonl", disk.state / "older"
+    for number in (1, 2):
+        assert host.write(f"s{number}.1", "a", str(number))["journal_seq"] == number
+        if number == kept:
+            older.write_bytes(journal.read_bytes())
+    older.rename(journal)
+    if kept == 2:
+        assert host.write("s3.1", "a", "3")["journal_seq"] == 3
+        return
+    host.send_call("apply", disk.fence("s3.1"), "write_file", b"{}", digest=digest(b"{}"))
+    assert host.wait_dead() == 4
+    assert (disk.workspace / "a").read_text() == "2"
 
 
 def test_a_mark_goes_only_upwards(start: Start):

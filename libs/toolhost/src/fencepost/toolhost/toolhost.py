@@ -162,6 +162,10 @@ class Malformed(Exception):
     """A frame without a readable head: no answer can be addressed."""
 
 
+class WentBack(Exception):
+    """The journal holds less than was read from it before: this is an older disk."""
+
+
 def bad(field, text):
     return Refusal("invalid_arguments", "%s: %s" % (field, text))
 
@@ -590,7 +594,7 @@ class Journal:
             self.load_tail()
 
     def reopen(self):
-        owed = self.owed
+        owed, seq = self.owed, self.seq
         if self.fd >= 0:
             os.close(self.fd)
         self.reset()
@@ -598,6 +602,10 @@ class Journal:
         self.fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.ino = os.fstat(self.fd).st_ino
         self.load_tail()
+        if self.seq < seq:
+            # An older copy was put in its place. Going on, the count would reach what it was, and
+            # nobody could tell the two disks apart any more.
+            raise WentBack("%d records are done where %d were" % (self.seq, seq))
 
     def load_tail(self):
         """Reads complete lines from where the last reading ended."""
@@ -2924,11 +2932,11 @@ class Toolhost:
         try:
             found = json.loads(raw)
             epoch, session, nonce = found["epoch"], found["session"], found["nonce"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
         if (
             type(epoch) is not int
-            or epoch < 1
+            or not 1 <= epoch < 1 << 53
             or type(session) is not str
             or type(nonce) is not str
         ):
@@ -4234,6 +4242,9 @@ def run(argv):
     except Malformed as error:
         sys.stderr.write("toolhost: the stream cannot be trusted: %s\n" % error)
         return 2
+    except WentBack as error:
+        sys.stderr.write("toolhost: the disk went back: %s\n" % error)
+        return 4
 
 
 if __name__ == "__main__":
