@@ -313,6 +313,13 @@ class Client(DagCalls):
         Raises `RefusedError` for a step that is not known.
         """
         answer = await self._step_answer(sandbox, step)
+        sent = self._waits.find(sandbox, step)
+        while (
+            answer.status == "absent" and sent is not None and sent.command and sent.ended is None
+        ):
+            # This client's own, and still on its way: it may yet begin.
+            await asyncio.sleep(_POLL_S)
+            answer = await self._step_answer(sandbox, step)
         if answer.status == "absent":
             raise RefusedError("unknown_step", f"step: there is no step {step!r}", field="step")
         if answer.status == "open":
