@@ -15,6 +15,8 @@ import psutil
 import pytest
 from fencepost.client.processes import Child
 
+from tests.contracts import until
+
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("FENCEPOST")}
 
 
@@ -82,6 +84,18 @@ async def test_a_second_up_says_which_one_runs(up: Up, folder: Path) -> None:
     assert up.state["nats_url"] in errors
     assert json.loads(output)["error"]["state"]["pid"] == up.state["pid"]
     assert up.child.is_running
+
+
+async def test_up_json_names_the_process_that_runs_after_a_kill(up: Up, folder: Path) -> None:
+    def told() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((folder / ".fencepost/up.json").read_text())
+        return found
+
+    before = up.state["services"]["planner-1"]["pid"]
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: told()["services"]["planner-1"]["pid"] != before)
+    os.kill(told()["services"]["planner-1"]["pid"], 0)
+    assert told()["started_at"] == up.state["started_at"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,6 +18,9 @@ import pytest
 from fencepost.client import embedded
 from fencepost.client.embedded import NatsServer, PostgresServer
 from fencepost.client.processes import PORT_FIRST, PORT_LAST, Child, StartError, free_port
+from fencepost.client.stack import Stack
+
+from tests.contracts import until
 
 
 @pytest.fixture
@@ -85,6 +88,23 @@ async def test_postgres_starts_again_on_its_data_after_a_kill(folder: Path) -> N
     finally:
         await again.stop()
     assert not again.is_running
+
+
+async def test_a_killed_postgres_is_started_again_where_it_was(folder: Path) -> None:
+    stack, told = Stack(folder / "data", shards=1), list[str]()
+    await stack._start_servers(0, sync_always=False, postgres=True)
+    try:
+        first = stack.postgres
+        assert first is not None
+        stack.supervise(told.append)
+        first.kill()
+        await until(lambda: stack.postgres is not first)
+        assert stack.postgres is not None
+        assert stack.postgres.dsn == first.dsn
+        await (await asyncpg.connect(first.dsn)).close()
+        assert told[0].startswith("PostgreSQL ended with -9")
+    finally:
+        await stack.stop()
 
 
 async def test_postgres_runs_in_a_folder_that_its_user_cannot_reach(folder: Path) -> None:

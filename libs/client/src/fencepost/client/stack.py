@@ -196,9 +196,15 @@ class Stack:
     def of(self, role: str) -> list[Service]:
         return [service for service in self.services.values() if service.role == role]
 
-    def supervise(self, told: Callable[[str], None]) -> None:
-        """Starts again, with a growing pause, whatever ends without being asked to."""
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(told))
+    def supervise(
+        self, told: Callable[[str], None], changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """
+        Starts again, with a growing pause, whatever ends without being asked to.
+
+        `changed`: something has another process id now.
+        """
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(told, changed))
 
     async def stop(self) -> None:
         """Stops everything in order, nats-server last. May be called again."""
@@ -244,7 +250,7 @@ class Stack:
             found["FENCEPOST_POSTGRES_DSN"] = self.postgres.dsn
         return found
 
-    async def _supervise(self, told: Callable[[str], None]) -> None:
+    async def _supervise(self, told: Callable[[str], None], changed: Callable[[], None]) -> None:
         pauses: dict[str, float] = {}
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -252,6 +258,16 @@ class Stack:
                 told(f"nats-server ended with {self.nats.child.exit_code}; starting it again")
                 try:
                     await self.nats.restart()
+                except StartError as error:
+                    told(str(error))
+                    await asyncio.sleep(_BACKOFF_S_MAX)
+            postgres = self.postgres
+            if postgres is not None and not postgres.is_running:
+                told(f"PostgreSQL ended with {postgres.child.exit_code}; starting it again")
+                try:
+                    self.postgres = await PostgresServer.start(
+                        self.data / "postgres", postgres.port
+                    )
                 except StartError as error:
                     told(str(error))
                     await asyncio.sleep(_BACKOFF_S_MAX)
@@ -269,6 +285,7 @@ class Stack:
                 await asyncio.sleep(pause)
                 with contextlib.suppress(StartError):
                     service.start()
+                    changed()
 
 
 def _secret(path: Path) -> str:

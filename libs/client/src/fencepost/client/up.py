@@ -119,8 +119,13 @@ async def run(
         stack = starting.result()
         try:
             state = describe(stack)
-            _write_whole(data / "up.json", json.dumps(state, indent=2) + "\n")
-            stack.supervise(told)
+
+            def write() -> None:
+                now = {**describe(stack), "started_at": state["started_at"]}
+                _write_whole(data / "up.json", json.dumps(now, indent=2) + "\n")
+
+            write()
+            stack.supervise(told, write)
             ready(state)
             await stopping
             told("stopping")
