@@ -3,7 +3,8 @@ What holds for every test: sockets by level, and where a test may run.
 
 Levels are folders: `unit`, `properties`, `simulation` and `tidy` may open no socket but a unix one
 (asyncio's own); `integration` and `acceptance` start real servers on loopback. The latter two share
-one machine's disk and processors, so all of them run on one xdist worker, one after the other.
+one machine's disk and processors, so each of these levels runs on one xdist worker, one test after
+the other: with two workers that is one stack beside one server, which two cores can carry.
 """
 
 from pathlib import Path
@@ -24,7 +25,7 @@ def _level(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _level(item) in ONE_AT_A_TIME:
-            item.add_marker(pytest.mark.xdist_group("servers"))
+            item.add_marker(pytest.mark.xdist_group(_level(item)))
 
 
 # Last, because pytest-socket's own hook decides by command line options and would lift this.
