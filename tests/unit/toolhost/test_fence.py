@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fencepost.toolhost import toolhost as program
 
 from tests.unit.toolhost.driver import Disk, Toolhost, digest, wait_until
 
@@ -256,6 +260,26 @@ def test_s205_a_journal_that_went_back_under_a_live_toolhost_ends_it(
     host.send_call("apply", disk.fence("s3.1"), "write_file", b"{}", digest=digest(b"{}"))
     assert host.wait_dead() == 4
     assert (disk.workspace / "a").read_text() == "2"
+
+
+def test_a_start_in_a_sandbox_that_was_removed_brings_nothing_of_it_back(tmp_path: Path):
+    gone = tmp_path / "gone"
+    argv = [sys.executable, program.__file__, "--instance", "i", "--workspace", "."]
+    ended = subprocess.run(
+        [*argv, "--state", gone / "state"], input=b"", capture_output=True, check=False
+    )
+    assert ended.returncode == 4
+    assert not gone.exists()
+    gone.mkdir()
+    control = subprocess.run(
+        [*argv, "--state", gone / "state"],
+        input=b"",
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert control.returncode == 0, control.stderr
+    assert (gone / "state").is_dir()
 
 
 def test_a_mark_goes_only_upwards(start: Start):

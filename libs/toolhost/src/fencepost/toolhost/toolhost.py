@@ -2884,7 +2884,11 @@ class Toolhost:
         self.prefix_ro = options["exec_prefix_ro"]
         self.limits = Limits(options["limits"])
         self.state_dir = os.path.realpath(options["state"])
-        os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+        try:
+            # Not what is above it: a sandbox that was removed meanwhile must stay so.
+            os.mkdir(self.state_dir, 0o700)
+        except FileExistsError:
+            pass
         self.marker_path = os.path.join(self.state_dir, "marker.json")
         self.workspace = Workspace(options["workspace"], self.state_dir)
         self.env = base_environment(options["env"], self.workspace.root)
