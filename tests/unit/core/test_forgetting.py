@@ -5,6 +5,7 @@ from fencepost.core import limits
 from fencepost.core.errors import UnknownError
 from fencepost.core.machine import Place
 from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox import life
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.core.sandbox.state import SandboxShard
 from fencepost.core.steps import SandboxSpec
@@ -122,3 +123,18 @@ def test_what_is_still_owed_keeps_a_sandbox() -> None:
     )
     MACHINE.evolve(state, told, Place(0, 0), 1)
     assert list(state.ended) == ["kept"]
+
+
+def test_what_ended_is_never_looked_at_for_what_time_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = shard_after(["a", "b"])
+    spec = SandboxSpec()
+    MACHINE.evolve(state, e.Created(sandbox="c", spec=spec, create_id="c"), Place(9, 0), 1)
+    looked: list[str] = []
+    monkeypatch.setattr(life, "overdue", lambda _hints, box, _now_ms: looked.append(box.id) or [])
+
+    MACHINE.decide(state, MACHINE.new_hints(), MACHINE.tick(), 1)
+
+    assert sorted(state.sandboxes) == ["a", "b", "c"]
+    assert looked == ["c"]

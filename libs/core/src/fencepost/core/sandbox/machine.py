@@ -282,7 +282,8 @@ def _tick(state: SandboxShard, hints: Hints, now_ms: int) -> Sequence[e.SandboxE
             continue  # an older step of the same id, in another life of this heap
         return outcomes.stop_step(sandbox, name, step, "deadline")
     if not hints.to_check and now_ms >= hints.check_at_ms:
-        hints.to_check = list(state.sandboxes)
+        # What ended is remembered, and owes nothing: a cancel must not wait for a look at it.
+        hints.to_check = [name for name in state.sandboxes if name not in state.ended]
         hints.check_at_ms = now_ms + max(hints.lease_ms // 10, 20)
     while hints.to_check:
         sandbox = state.sandboxes.get(hints.to_check[-1])
