@@ -309,8 +309,11 @@ class Bench:
         return entries + self.attach(sandbox, **{"marker": marker, "journal_seq": seq, **over})
 
     def cold(self, sandbox: str = SANDBOX, **over: Any) -> list[Any]:
-        """A new disk is found where the old one was."""
-        return self.attach(sandbox, **{"marker": None, **over})
+        """A new disk, so another instance, is found where the old one was."""
+        known = self.sandbox(sandbox)
+        assert known.ref is not None
+        fresh = msgspec.structs.replace(known.ref, instance=f"i-of-{known.epoch + 1}")
+        return self.attach(sandbox, **{"marker": None, "ref": fresh, **over})
 
     def gone(self, sandbox: str = SANDBOX, **over: Any) -> list[Any]:
         fields = {"gateway": self.gateway, "ref": self.sandbox(sandbox).ref, **over}

@@ -117,7 +117,7 @@ async def test_s028_s033_s034_s036_s145_a_refused_stop_is_unconfirmed_until_it_i
         # Not a latch, and not fooled by what the first one emptied (S-36).
         third = (await http.post("/v1/tasks/run/cancel")).json()
         assert (third["released"], third["evidence"]) == ("confirmed", "observed_gone")
-        assert await stops(client, held.sandbox) >= 3
+        assert await stops(client, held.sandbox) >= 2  # refused, accepted: repeats are no news
     assert (await dags.verify()).is_clean
 
 

@@ -19,6 +19,7 @@ from fencepost.core.dag import entries as d
 from fencepost.core.dag.machine import DagMachine
 from fencepost.core.invariants import ShardAuditor
 from fencepost.core.machine import Effect, Message, Place
+from fencepost.core.receipts import Marker
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import inputs, orders
 from fencepost.core.sandbox.machine import SandboxMachine
@@ -146,6 +147,7 @@ class World:
     stops: list[str] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
     minted: int = 0
+    markers: dict[str, Marker] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dags.accepted = self._judge
@@ -314,7 +316,7 @@ class World:
                 gateway=GATEWAY,
                 session=session,
                 ref=thing.ref,
-                marker=None,
+                marker=self.markers.get(thing.ref.instance),
                 journal_seq=0,
                 nonce_fresh=f"N{self.minted}",
                 asked=order.asked,
@@ -323,6 +325,10 @@ class World:
 
     def _mark(self, order: orders.MarkOrder) -> None:
         sandbox = self.boxes.state.sandboxes[order.sandbox]
+        if sandbox.ref is not None and sandbox.ref in [t.ref for t in self.running.values()]:
+            self.markers[sandbox.instance] = Marker(
+                order.epoch, order.session, order.nonce, sandbox.instance
+            )
         self.reports.append(
             facts.Marked(
                 sandbox=order.sandbox,

@@ -172,7 +172,7 @@ def test_s180_what_was_found_decides_the_generation() -> None:
     assert opened(committed_three(), marker=marker, journal_seq=4) == ("", "")
     behind = opened(committed_three(), marker=marker, journal_seq=2)
     assert behind == ("restored", "journal 2 behind ledger 3")
-    assert opened(committed_three(), marker=None) == ("cold", "no_marker")
+    assert opened(committed_three(), marker=None, ref=moved) == ("cold", "no_marker")
     assert opened(committed_three(), marker=other, journal_seq=3) == ("restored", "other_nonce")
     found = {"marker": marker, "journal_seq": 3, "ref": moved}
     assert opened(committed_three(), **found) == ("warm", "other_instance")
@@ -208,16 +208,29 @@ def test_an_epoch_whose_marker_was_never_written_is_not_moved_again() -> None:
     assert (bench.sandbox().epoch, bench.sandbox().nonce) == (1, "N1")
 
 
-def test_a_warm_epoch_whose_disk_then_shows_no_marker_is_on_another_disk() -> None:
+def test_a_warm_epoch_whose_disk_then_shows_no_marker_is_condemned() -> None:
     bench = committed_three()
     marker = bench.marker()
     bench.lose_lease()
     bench.found(marker=marker, journal_seq=3)
     assert bench.of_kind(e.EpochOpened)[-1].disk == "warm"
     bench.lost(session=bench.sandbox().marking.session)  # type: ignore[union-attr]
-    bench.attach(marker=None)
-    last = bench.of_kind(e.EpochOpened)[-1]
-    assert (last.epoch, last.disk, last.evidence) == (3, "cold", "no_marker")
+    bench.found(marker=None)
+    assert bench.sandbox().epoch == 2
+    assert bench.sandbox().condemned
+
+
+def test_an_instance_whose_marker_vanished_is_condemned_before_anything_is_called_lost() -> None:
+    bench = committed_three()
+    bench.step("s9")
+    bench.lost()
+    assert kinds(bench.found(marker=None)) == ["epoch_closed", "condemned"]
+    assert bench.open("s9").phase == "apply"  # its effect may stand on that disk
+    stop = only(orders_of(bench, orders.StopOrder))
+    assert stop.order.ref == bench.sandbox().ref
+    bench.gone()
+    ended = bench.of_kind(e.Compensated)[-1]
+    assert (ended.step, ended.evidence) == ("s9", "lost_with_epoch")
 
 
 def test_a_marking_whose_report_was_lost_is_the_same_generation() -> None:
@@ -255,7 +268,9 @@ def test_a_reading_from_before_something_else_was_learned_proves_nothing() -> No
     assert bench.found(asked=asked) == []
     now = only(orders_of(bench, orders.AttachOrder)).order.asked
     assert now > asked
-    assert kinds(bench.found(asked=now, marker=None)) == ["epoch_closed", "epoch_opened", "marking"]
+    moved = ref("i2", native_id="sbx")
+    opened_again = ["epoch_closed", "epoch_opened", "marking"]
+    assert kinds(bench.found(asked=now, marker=None, ref=moved)) == opened_again
 
 
 def test_the_same_finding_counts_once() -> None:
@@ -362,7 +377,7 @@ def test_gone_needs_every_create_settled() -> None:
 def test_nothing_is_fenced_between_the_opening_and_the_attachment() -> None:
     bench = Bench().live()
     bench.lost()
-    bench.found(marker=None)
+    bench.found(marker=None, ref=ref("i2", native_id="sbx"))
     assert bench.sandbox().open
     assert only(bench.step("s1")).reason == "no_live_epoch"
     bench.marked()

@@ -172,8 +172,8 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
         and now_ms - marking.since_ms < hints.lease_ms
     ):
         return []  # another living gateway is writing the marker: one at a time
-    if value.marker is not None and 0 < sandbox.epoch < value.marker.epoch:
-        return _forged(sandbox, value.marker.epoch)
+    if untrusted := _untrusted(sandbox, value):
+        return _condemn(sandbox, untrusted)
     entries: list[e.SandboxEntry] = []
     epoch, nonce = sandbox.epoch, sandbox.nonce
     moved = _moved(sandbox, value)
@@ -222,14 +222,25 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
     return entries
 
 
-def _forged(sandbox: Sandbox, epoch: int) -> list[e.SandboxEntry]:
+def _untrusted(sandbox: Sandbox, value: facts.Found) -> str:
     """
-    Condemns a disk whose marker says an epoch that this ledger never gave.
+    Why nothing can be concluded from what this disk shows, or "".
 
-    A marker only goes up, so no epoch that could be opened for this disk would ever be written to
-    it: each would be refused, and the next one opened, as fast as the disk is found.
+    A marker of an epoch that this ledger never gave: a marker only goes up, so no epoch that could
+    be opened for this disk would ever be written to it. No marker where this very instance had
+    one: its bytes may still be there while the journal that vouched for them is not, so an effect
+    could be called lost, done again, and stand twice.
     """
-    reason = f"marker of epoch {epoch}, ahead of the ledger"
+    marker = value.marker
+    if marker is not None and 0 < sandbox.epoch < marker.epoch:
+        return f"marker of epoch {marker.epoch}, ahead of the ledger"
+    if marker is None and sandbox.nonce_on_disk and value.ref.instance == sandbox.instance:
+        return "the marker of this instance is gone"
+    return ""
+
+
+def _condemn(sandbox: Sandbox, reason: str) -> list[e.SandboxEntry]:
+    """Gives an instance up: it is stopped, and what was on it is lost once it is seen gone."""
     entries: list[e.SandboxEntry] = []
     if sandbox.open:
         entries.append(
