@@ -409,13 +409,16 @@ def processes_by_ps(group, cookie, started):
     if os.getpid() not in rows:
         raise OSError(errno.EIO, "ps lists no processes")
     leader = rows.get(group)
-    ours = bool(group) and (leader is None or leader[3] in DEAD or leader[4] == started)
+    ours = bool(group) and (
+        leader is None or leader[3] in DEAD or abs(leader[4] - started) <= PS_START_SLACK_S
+    )
     shown_cookie = b" " + cookie.replace(b"\0", b" ") if cookie else b""
     found = set()
     for pid, _, in_group, state, began, words in rows.values():
         if state in DEAD or pid == os.getpid():
             continue
-        member = ours and began >= started and (group == in_group or group == session_of(pid))
+        began_after = began >= started - PS_START_SLACK_S
+        member = ours and began_after and (group == in_group or group == session_of(pid))
         if member or (shown_cookie and shown_cookie in words):
             found.add(pid)
     below = found
@@ -434,6 +437,8 @@ def session_of(pid):
 
 ON_DARWIN = sys.platform == "darwin"
 MONTHS = b"JanFebMarAprMayJunJulAugSepOctNovDec"
+# procps works a start time out from the boot time anew at each call: it may be told a second apart.
+PS_START_SLACK_S = 1
 PS_COLUMNS = ("pid", "ppid", "pgid", "stat", "lstart", "command")
 
 
