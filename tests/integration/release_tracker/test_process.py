@@ -181,6 +181,13 @@ async def test_it_serves_what_it_projected(stack: Stack, process: Process) -> No
             assert one.items() <= whole.items()
             assert_described(whole, schemas["Step"])
             assert whole["attempts"][0]["attempt"] == one["attempt"]
+            alone = await http.get(f"/v1/steps/{one['step']}")
+            among = {other["sandbox"] for other in steps if other["step"] == one["step"]}
+            if len(among) == 1:
+                assert alone.json() == whole
+            else:
+                assert alone.status_code == 409
+                assert set(alone.json()["sandboxes"]) == among
             assert (whole["result"] is not None) == (one["outcome"] != "")
 
 

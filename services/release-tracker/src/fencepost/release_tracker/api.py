@@ -225,6 +225,23 @@ class Api:
             raise _not_found("step", f"step {step} of sandbox {sandbox}", as_of)
         return {**found, "as_of": as_of}
 
+    async def find_step(self, values: Mapping[str, str]) -> Any:
+        """A step by its id alone. Ids are the clients': two sandboxes may have one of that id."""
+        step = values["step"]
+        async with self._reader.snapshot() as snapshot:
+            sandboxes = await snapshot.sandboxes_of_step(step)
+            as_of = await snapshot.positions()
+        if not sandboxes:
+            raise _not_found("step", f"step {step} in any sandbox", as_of)
+        if len(sandboxes) > 1:
+            raise ProblemError(
+                HTTPStatus.CONFLICT,
+                "ambiguous_step",
+                f"several sandboxes have a step {step}: ask for /v1/steps/<sandbox>/{step}",
+                extra={"sandboxes": sandboxes},
+            )
+        return await self.show_step({**values, "sandbox": sandboxes[0]})
+
     # Tasks.
 
     def _tasks(self) -> Tasks:
@@ -285,6 +302,7 @@ ROUTES: Final = (
     _Route(("v1", "sandboxes"), Api.list_sandboxes, ("cursor", "limit")),
     _Route(("v1", "sandboxes", "{sandbox}"), Api.show_sandbox),
     _Route(("v1", "steps"), Api.list_steps, ("sandbox", "state", "cursor", "limit")),
+    _Route(("v1", "steps", "{step}"), Api.find_step),
     _Route(("v1", "steps", "{sandbox}", "{step}"), Api.show_step),
     _Route(("v1", "dags"), Api.list_dags, ("released", "proof", "cursor", "limit")),
     _Route(("v1", "tasks", "{task}"), Api.show_task, ("proof",)),
@@ -376,7 +394,7 @@ def _cursor(values: Mapping[str, str], *kinds: type) -> Any:
         raise bad_field("cursor", "the `next` of the page before", given) from error
 
 
-def _not_found(field: str, what: str, as_of: Mapping[str, int]) -> ProblemError:
+def _not_found(field: str, what: str, as_of: Any) -> ProblemError:
     return ProblemError(
         HTTPStatus.NOT_FOUND,
         "not_found",

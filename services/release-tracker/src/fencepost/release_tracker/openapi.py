@@ -293,6 +293,7 @@ def _paths() -> dict[str, Any]:
         "/v1/steps": _operation(
             "Steps in the order of their admission", "Steps", of_sandbox, state, cursor, limit
         ),
+        "/v1/steps/{step}": _operation("One step, by its id alone", "Step", step),
         "/v1/steps/{sandbox}/{step}": _operation("One step", "Step", sandbox, step),
         "/v1/dags": _operation("DAGs by id", "Dags", released, proof, cursor, limit),
         "/v1/tasks/{task}": _operation("One task: a DAG", "Task", task, proof),

@@ -202,6 +202,15 @@ class Snapshot:
             encode_cursor(last["admitted_seq"], last["sandbox"], last["step"]) if last else None,
         )
 
+    async def sandboxes_of_step(self, step: str) -> list[str]:
+        """The sandboxes with a step of this id: one, unless somebody used an id twice."""
+        rows = await self._connection.fetch(
+            "SELECT DISTINCT sandbox FROM steps WHERE step = $1 ORDER BY sandbox LIMIT $2",
+            step,
+            NESTED_MAX,
+        )
+        return [row["sandbox"] for row in rows]
+
     async def step(self, sandbox: str, step: str) -> dict[str, Any] | None:
         """
         One step with its result, attempts and refusals (latest first).
