@@ -109,6 +109,8 @@ async def _killed_under_work(walk: Walk, point: str) -> None:
     walk.script.arm(point)
     await walk.work()
     await walk.passed(point)
+    # Whoever is to die takes its line out first: the death itself may still be on its way.
+    await until(lambda: len(walk.reviver.deaths) > deaths, f"a death at {point}")
     await walk.check()
     assert len(walk.reviver.deaths) == deaths + 1
 
