@@ -12,6 +12,7 @@ from fencepost.core.dag import commands as c
 from fencepost.core.dag import deciding, evolve, verdict
 from fencepost.core.dag import entries as e
 from fencepost.core.dag.state import Dag, DagShard, Past
+from fencepost.core.decoding import field_in
 from fencepost.core.errors import LedgerBrokenError, PoisonedError
 from fencepost.core.machine import Effect, Event, Message, Place, TermOpened
 from fencepost.core.sandbox.inputs import Poison, Tick
@@ -58,7 +59,7 @@ class DagMachine:
         try:
             return [deciding.CommandReceived(dag=dag, id=id_, command=_COMMANDS.decode(data))]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return [_malformed(dag, id_, "malformed", _field_in(str(error)), str(error))]
+            return [_malformed(dag, id_, "malformed", field_in(str(error)), str(error))]
 
     def poison(self, source: str, subject: str, seq: int, detail: str) -> Poison:
         return Poison(source=source, subject=subject, seq=seq, detail=detail[:500])
@@ -263,14 +264,3 @@ def _malformed(
     dag: str, id_: str, reason: str, field: str, detail: str
 ) -> deciding.CommandMalformed:
     return deciding.CommandMalformed(dag=dag, id=id_, reason=reason, field=field, detail=detail)
-
-
-def _field_in(error: str) -> str:
-    _, found, path = error.rpartition("`$")
-    if found:
-        return path.strip("`.").removeprefix(".")
-    for quote in ("missing required field `", "unknown field `"):
-        _, found, rest = error.partition(quote)
-        if found:
-            return rest.split("`")[0]
-    return ""

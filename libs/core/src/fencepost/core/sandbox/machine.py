@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from fencepost.core import facts, ids, limits
+from fencepost.core.decoding import field_in
 from fencepost.core.errors import LedgerBrokenError, PoisonedError
 from fencepost.core.machine import Effect, Event, Message, Place, TermOpened
 from fencepost.core.sandbox import (
@@ -303,7 +304,7 @@ def _command(kind: str, aggregate: str, id_: str, data: bytes) -> Any:
     try:
         command = _COMMANDS[kind].decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return malformed("malformed", _field_in(str(error)), str(error))
+        return malformed("malformed", field_in(str(error)), str(error))
     for field, given, want in (
         ("sandbox", command.sandbox, aggregate),
         ("step", getattr(command, "step", ""), id_),
@@ -341,14 +342,3 @@ def _packed(raw: msgspec.Raw) -> Any:
             sandbox="", id="", command="step", reason="malformed", field="steps", detail=str(error)
         )
     return _command("step", names.sandbox, names.step, data)
-
-
-def _field_in(error: str) -> str:
-    """The path that msgspec names at the end of its message, and the field that it quotes."""
-    _, _, path = error.rpartition("`$")
-    path = path.strip("`.") if "`$" in error else ""
-    for quote in ("missing required field `", "unknown field `"):
-        _, found, rest = error.partition(quote)
-        if found:
-            return f"{path}.{rest.split('`')[0]}".lstrip(".")
-    return path
