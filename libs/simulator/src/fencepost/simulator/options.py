@@ -83,6 +83,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
     One run. Times are virtual milliseconds.
 
+    `spared` are faults, counted as they would strike, that do not: shrinking found them needless.
     `steps` is how many step commands the clients send; the safety phase ends when all are sent
     and `safety_ms` have passed; then faults stop and everything must settle within `settle_ms`.
     """
@@ -98,6 +99,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     external_share: float = 0.2
     command_share: float = 0.3
     rates: dict[str, float] = {}
+    spared: tuple[int, ...] = ()
 
 
 def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None = None) -> Options:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from fencepost.simulator import trace
 from fencepost.simulator.options import Options
 
 START_MS: Final = 1_700_000_000_000
@@ -87,6 +88,8 @@ class World:
         self._heap: list[tuple[int, int, Process | None, int, Call, tuple[Any, ...]]] = []
         self._sequence = 0
         self._rates = options.rates
+        self._spared = frozenset(options.spared)
+        self._hits = 0
 
     @property
     def elapsed_ms(self) -> int:
@@ -132,6 +135,9 @@ class World:
         rate = self._rates.get(fault)
         if rate is None or not self.faults_on or self.rng.random() >= rate:
             return False
+        self._hits += 1
+        if self._hits in self._spared:
+            return False
         self.met[fault] = self.met.get(fault, 0) + 1
         if self.trace is not None:
             self.tell("fault", fault)
@@ -145,8 +151,7 @@ class World:
     def tell(self, kind: str, *words: object) -> None:
         """One line of the trace; nothing when nobody asked for one."""
         if self.trace is not None:
-            text = " ".join(str(word) for word in words)
-            self.trace.append(f"{self.now_ms - START_MS:>8} {self.events:>7} {kind:<10} {text}")
+            self.trace.append(trace.line(self.now_ms - START_MS, self.events, kind, *words))
 
     def violate(self, invariant: str, detail: str) -> None:
         self.tell("VIOLATED", invariant, detail)
