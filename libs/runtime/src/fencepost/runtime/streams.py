@@ -8,6 +8,7 @@ is refused, since a wrong limit, retention or transform would lose inputs or cut
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -16,11 +17,17 @@ from fencepost.contracts import streams
 from fencepost.contracts.messages import HASH
 from fencepost.core.errors import FencepostError, UnknownError
 from fencepost.runtime.ledger import JetStreamLog
-from fencepost.runtime.link import ApiError, Link, stream_info
+from fencepost.runtime.link import ApiError, Link, StreamInfo, stream_info
 from fencepost.runtime.ports import Unknown, Valid
 
 STREAM_NOT_FOUND: Final = 10059
 STREAM_NAME_IN_USE: Final = 10058
+
+START_S: Final = 60.0
+"""How long a starting service asks again while the servers do not say."""
+
+_INFO_S: Final = 2.0
+_AGAIN_S: Final = 0.2
 
 MATTERS: Final = (
     "subjects",
@@ -119,15 +126,39 @@ async def declare(link: Link, shards: int, *, create: bool, replicas: int = 1) -
     for stream in streams.table(shards, replicas=replicas):
         name, config = wanted(stream)
         is_kept = stream.kind == "stream" and stream.config["storage"] == "file"
-        if exists and is_kept and (await stream_info(link, name)).error is not None:
+        if exists and is_kept and (await _info(link, name)).error is not None:
             await _refuse_lost(link, name)
         await _declare_one(link, name, config, create=create)
     await _declare_meta(link, shards, create=create)
 
 
+async def declare_at_start(
+    link: Link, shards: int, *, create: bool, replicas: int = 1, within_s: float = START_S
+) -> None:
+    """
+    As `declare`, and asks again while the servers do not say.
+
+    In a cluster a stream that was just made has no leader for a moment, and one whose leader died
+    has none until the next is elected: nobody answers for it meanwhile. Raises the last
+    `UnknownError` when the time is over.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while True:
+        try:
+            await declare(link, shards, create=create, replicas=replicas)
+        except UnknownError as error:
+            if loop.time() >= deadline:
+                raise
+            logger.info("streams_not_ready", detail=str(error))
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            return
+
+
 async def _exists(link: Link) -> bool:
     """Tells whether the deployment was made before."""
-    info = await stream_info(link, f"KV_{streams.BUCKET_META}")
+    info = await _info(link, f"KV_{streams.BUCKET_META}")
     if info.error is not None:
         if info.error.err_code != STREAM_NOT_FOUND:
             raise UnknownError(f"{streams.BUCKET_META}: {info.error.description}")
@@ -135,8 +166,12 @@ async def _exists(link: Link) -> bool:
     return await read_meta(link, "shards") is not None
 
 
+async def _info(link: Link, name: str) -> StreamInfo:
+    return await stream_info(link, name, timeout_s=_INFO_S)
+
+
 async def _refuse_lost(link: Link, name: str) -> None:
-    info = await stream_info(link, name)
+    info = await _info(link, name)
     if info.error is not None and info.error.err_code == STREAM_NOT_FOUND:
         raise StreamMissingError(
             f"stream {name} is lost: the deployment exists, but its stream does not, and is not "
@@ -145,7 +180,7 @@ async def _refuse_lost(link: Link, name: str) -> None:
 
 
 async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create: bool) -> None:
-    info = await stream_info(link, name)
+    info = await _info(link, name)
     if info.error is not None:
         if info.error.err_code != STREAM_NOT_FOUND:
             raise UnknownError(f"stream {name}: {info.error.description}")
@@ -158,7 +193,7 @@ async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create:
             logger.info("stream_created", stream=name)
         elif error.err_code != STREAM_NAME_IN_USE:
             raise UnknownError(f"stream {name}: not created: {error.description}")
-        info = await stream_info(link, name)
+        info = await _info(link, name)
         if info.error is not None:
             raise UnknownError(f"stream {name}: {info.error.description}")
     found = differences(config, info.config)

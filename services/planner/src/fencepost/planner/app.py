@@ -68,7 +68,9 @@ class Planner:
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
-        await self._declare(link)
+        await streams.declare_at_start(
+            link, self._config.shards, create=self._config.declare, replicas=self._config.replicas
+        )
         link.on_back(self._on_back)
         self._bus = NatsBus(link)
         self._log = JetStreamLog(link)

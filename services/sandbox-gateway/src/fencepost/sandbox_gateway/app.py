@@ -91,7 +91,9 @@ class Gateway:
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
-        await streams.declare(link, config.shards, create=config.declare, replicas=config.replicas)
+        await streams.declare_at_start(
+            link, config.shards, create=config.declare, replicas=config.replicas
+        )
         link.on_back(self._server_is_back)
         self._running = asyncio.create_task(self._sessions(link, providers))
 

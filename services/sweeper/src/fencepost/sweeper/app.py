@@ -81,7 +81,9 @@ class Service:
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
-        await streams.declare(link, config.shards, create=config.declare, replicas=config.replicas)
+        await streams.declare_at_start(
+            link, config.shards, create=config.declare, replicas=config.replicas
+        )
         self._sources = NatsSources(link, self._clock, config.shards)
         await self._sources.listen()
         self._owners = Owners(link, FAMILY)
