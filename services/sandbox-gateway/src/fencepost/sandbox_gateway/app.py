@@ -16,12 +16,12 @@ from faststream.nats import NatsBroker
 from fencepost.contracts import subjects
 from fencepost.core.errors import FencepostError
 from fencepost.core.sandbox.inputs import GatewaySeen
-from fencepost.providers.process import ProcessProvider
 from fencepost.providers.protocol import Provider
 from fencepost.runtime import service, settings, streams
 from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
+from fencepost.sandbox_gateway import runtimes
 from fencepost.sandbox_gateway.blobs import NatsBlobs
 from fencepost.sandbox_gateway.session import GatewaySession, Options
 from pydantic import Field
@@ -37,12 +37,14 @@ class GatewaySettings(settings.Settings):
 
     `sandbox_root`: the folder of the `process` provider's sandboxes; gateways of one host that
     share it can all reach them. `deployment` keeps two deployments on one root apart.
+    `swerex_pool`: the folder that names SWE-ReX servers; without it that provider is not offered.
     `allow_faults` lets anybody who may publish reclaim sandboxes: for demonstrations and tests.
     """
 
     sandbox_root: Path | None = None
     deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\z")
     isolate: bool = True
+    swerex_pool: Path | None = None
     allow_faults: bool = False
 
 
@@ -71,19 +73,14 @@ class Gateway:
     async def start(self) -> None:
         """Looks at the providers, connects, and begins with a session."""
         config = self._config
-        provider = ProcessProvider(
-            config.sandbox_root or config.data / "sandboxes",
-            deployment=config.deployment,
-            heartbeat_ms=config.heartbeat_ms,
-            isolate=config.isolate,
-        )
-        providers: dict[str, Provider] = {provider.traits.name: provider}
-        logger.info(
-            "provider_ready",
-            provider=provider.traits.name,
-            authority=provider.traits.authority,
-            isolation=provider.traits.capabilities.isolation,
-        )
+        providers = runtimes.open_providers(config)
+        for provider in providers.values():
+            logger.info(
+                "provider_ready",
+                provider=provider.traits.name,
+                authority=provider.traits.authority,
+                isolation=provider.traits.capabilities.isolation,
+            )
         link = self._link = await Link.connect(
             config.nats_url,
             name="sandbox-gateway",

@@ -1,0 +1,348 @@
+"""
+What runs on a SWE-ReX server for us: claims it, starts toolhosts on it, carries their bytes.
+
+Standard library only, Python 3.8 or later: it is written to the server as one file and called by
+`execute`, one verb a call, with one JSON object in and one line of JSON out. The server runs one
+`execute` at a time, so no verb waits long.
+
+A server holds one sandbox at a time: the folder `claim` below the base, made whole under another
+name and put in place by one rename. Its file `claim.json` carries the instance, minted here. Where
+another server has taken this one's address there is no such file, and that is all that can be
+told of it: SWE-ReX itself answers the same as before.
+
+A toolhost's stream survives lost and repeated calls, because both directions are counted: `pump`
+names how many bytes it has sent and had, and gets what follows.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+INSTANCE = "FENCEPOST_INSTANCE"
+HELD_BYTES = 1 << 22
+PUMP_BYTES = 1 << 18
+SILENT_S = 60.0
+READY_S = 20.0
+
+Answer = Dict[str, Any]
+
+
+def place(base: str, *names: str) -> str:
+    return os.path.join(base, *names)
+
+
+def read_claim(folder: str) -> Optional[Dict[str, Any]]:
+    """The claim in a folder, or None where there is none. Raises where it cannot be read."""
+    try:
+        with open(place(folder, "claim.json"), encoding="utf-8") as file:
+            found = json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("instance"), str):
+        raise ValueError("claim.json is not a claim")
+    return found
+
+
+def current(base: str) -> Optional[Dict[str, Any]]:
+    return read_claim(place(base, "claim"))
+
+
+def claim(base: str, ask: Dict[str, Any]) -> Answer:
+    """Makes the sandbox of this create id, or finds it again."""
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    held = current(base)
+    if held is None:
+        fresh = place(base, "new-" + secrets.token_hex(8))
+        os.makedirs(place(fresh, "state"), mode=0o700)
+        os.makedirs(place(fresh, "workspace"), mode=0o700)
+        made = {
+            "create_id": ask["create_id"],
+            "labels": ask["labels"],
+            "instance": "i" + secrets.token_hex(16),
+        }
+        with open(place(fresh, "claim.json"), "w", encoding="utf-8") as file:
+            json.dump(made, file)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.rename(fresh, place(base, "claim"))
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+        held = current(base)
+    if held is None:
+        return {"state": "vanished"}
+    if held["create_id"] != ask["create_id"]:
+        return {"state": "occupied", "by": held["create_id"]}
+    return {"state": "claimed", "claim": held}
+
+
+def look(base: str, ask: Dict[str, Any]) -> Answer:
+    """What this server holds now, and what of it is still on its way out."""
+    leaving = []
+    names = os.listdir(base) if os.path.isdir(base) else []
+    for name in sorted(names):
+        if name.startswith("out-"):
+            found = read_claim(place(base, name))
+            if found is not None:
+                leaving.append(found)
+    return {"state": "seen", "claim": current(base), "leaving": leaving}
+
+
+def stop(base: str, ask: Dict[str, Any]) -> Answer:
+    """
+    Ends everything of one instance, its folder included.
+
+    The folder leaves its place first: what is killed must not find it again.
+    """
+    held = current(base)
+    out = place(base, "out-" + ask["instance"])
+    if held is not None and held["instance"] == ask["instance"]:
+        os.rename(place(base, "claim"), out)
+    elif not os.path.isdir(out):
+        if held is not None:
+            return {"state": "other", "instance": held["instance"]}
+        return {"state": "absent"}
+    if not end_processes(ask["instance"]):
+        return {"state": "leaving"}
+    shutil.rmtree(out, onerror=make_removable)
+    return {"state": "stopped"}
+
+
+def make_removable(remove: Any, path: str, failure: Any) -> None:
+    try:
+        os.chmod(os.path.dirname(path), 0o700)
+        os.chmod(path, 0o700)
+        remove(path)
+    except OSError:
+        pass  # what is left shows as `leaving`
+
+
+def processes_of(instance: str) -> List[int]:
+    wanted = (INSTANCE + "=" + instance).encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open("/proc/" + name + "/environ", "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def end_processes(instance: str) -> bool:
+    """Kills until a look finds none; a process that forks meanwhile is found by the next look."""
+    for _ in range(50):
+        left = processes_of(instance)
+        if not left:
+            return True
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.02)
+    return False
+
+
+def start(base: str, ask: Dict[str, Any]) -> Answer:
+    """Starts a toolhost of exactly this instance, with a relay that outlives this call."""
+    held = current(base)
+    if held is None or held["instance"] != ask["instance"]:
+        return {"state": "other", "instance": "" if held is None else held["instance"]}
+    home = place(base, "claim")
+    channel = ask["channel"]
+    env = dict(ask["env"])
+    env[INSTANCE] = ask["instance"]
+    argv = [sys.executable, "-I", os.path.abspath(__file__), base, "relay", channel]
+    argv.append(json.dumps({"argv": ask["argv"], "env": env}))
+    with open(place(home, "relay.log"), "ab") as log:
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            cwd=home,
+            start_new_session=True,
+        )
+    until = time.monotonic() + READY_S
+    while not os.path.exists(socket_of(base, channel)):
+        if time.monotonic() > until:
+            return {"state": "silent"}
+        time.sleep(0.01)
+    # A stop in between has moved the folder: what was started there is not the sandbox.
+    held = current(base)
+    if held is None or held["instance"] != ask["instance"]:
+        end_processes(ask["instance"])
+        return {"state": "other", "instance": "" if held is None else held["instance"]}
+    return {"state": "started"}
+
+
+def socket_of(base: str, channel: str) -> str:
+    return place(base, "claim", channel + ".sock")
+
+
+def relay(base: str, channel: str, how: Dict[str, Any]) -> None:
+    """Holds one toolhost's two ends, and answers `pump` until the toolhost ends or nobody asks."""
+    home = place(base, "claim")
+    with open(place(home, "toolhost.log"), "ab") as log:
+        host = subprocess.Popen(
+            how["argv"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=how["env"],
+            cwd=home,
+        )
+    assert host.stdin is not None and host.stdout is not None
+    to_host, from_host = host.stdin.fileno(), host.stdout.fileno()
+    os.set_blocking(to_host, False)
+    os.set_blocking(from_host, False)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    here = os.getcwd()
+    listener.bind(channel + ".new")  # relative: a socket's whole path may be too long
+    listener.listen(16)
+    os.rename(place(here, channel + ".new"), place(here, channel + ".sock"))
+    unsent, had = bytearray(), 0  # for the toolhost; bytes taken of the caller
+    held, gone = bytearray(), 0  # of the toolhost; bytes that the caller has
+    open_ = True
+    asked_at = time.monotonic()
+    while True:
+        reading = [listener] + ([from_host] if open_ and len(held) < HELD_BYTES else [])
+        ready, writable, _ = select.select(reading, [to_host] if unsent else [], [], 1.0)
+        if from_host in ready:
+            data = os.read(from_host, PUMP_BYTES)
+            held += data
+            open_ = bool(data)
+        if writable:
+            try:
+                del unsent[: os.write(to_host, unsent)]
+            except OSError:
+                unsent.clear()
+        if listener in ready:
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(5.0)
+                try:
+                    ask = json.loads(receive(peer))
+                    asked_at = time.monotonic()
+                    data = base64.b64decode(ask["data"])
+                    skip = had - ask["at"]
+                    if skip < 0 or ask["had"] < gone:
+                        answer: Answer = {"state": "lost"}  # bytes that nobody has any more
+                    else:
+                        fresh = data[skip:]
+                        unsent += fresh
+                        had += len(fresh)
+                        del held[: ask["had"] - gone]
+                        gone = ask["had"]
+                        if ask["close"] and not unsent:
+                            host.stdin.close()
+                        answer = {
+                            "state": "pumped",
+                            "taken": had,
+                            "from": gone,
+                            "data": base64.b64encode(bytes(held[:PUMP_BYTES])).decode(),
+                            "ended": not open_ and len(held) <= PUMP_BYTES,
+                            "exit": host.poll(),
+                        }
+                    peer.sendall(json.dumps(answer).encode() + b"\n")
+                    if answer.get("ended") and not held:
+                        break
+                except (OSError, ValueError, KeyError):
+                    continue
+        if time.monotonic() - asked_at > SILENT_S:
+            break  # whoever held this stream is gone: a toolhost without one proves nothing
+    host.kill()
+    host.wait()
+
+
+def receive(peer: socket.socket) -> bytes:
+    parts = bytearray()
+    while not parts.endswith(b"\n"):
+        data = peer.recv(PUMP_BYTES)
+        if not data:
+            raise OSError("closed")
+        parts += data
+    return bytes(parts)
+
+
+def pump(base: str, ask: Dict[str, Any]) -> Answer:
+    """Carries bytes both ways; waits a moment where the toolhost has nothing to say yet."""
+    held = current(base)
+    if held is None or held["instance"] != ask["instance"]:
+        return {"state": "other", "instance": "" if held is None else held["instance"]}
+    os.chdir(place(base, "claim"))
+    until = time.monotonic() + ask["wait_ms"] / 1000
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(5.0)
+            try:
+                peer.connect(ask["channel"] + ".sock")
+            except OSError:
+                return {"state": "over"}
+            peer.sendall(json.dumps(ask).encode() + b"\n")
+            answer: Answer = json.loads(receive(peer))
+        said = answer.get("data") or answer.get("ended") or answer["state"] != "pumped"
+        if said or time.monotonic() >= until:
+            return answer
+        ask = dict(ask, data="", at=answer["taken"])
+        time.sleep(0.005)
+
+
+def install(base: str, ask: Dict[str, Any]) -> Answer:
+    """Puts a file that was written beside its place into it, when it is whole."""
+    path = place(base, ask["name"])
+    for candidate in (path, path + ".new"):
+        try:
+            with open(candidate, "rb") as file:
+                whole = hashlib.sha256(file.read()).hexdigest() == ask["digest"]
+        except FileNotFoundError:
+            continue
+        if whole:
+            if candidate != path:
+                os.replace(candidate, path)
+            return {"state": "installed"}
+    return {"state": "missing"}
+
+
+VERBS = {
+    "install": install,
+    "claim": claim,
+    "look": look,
+    "stop": stop,
+    "start": start,
+    "pump": pump,
+}
+
+
+def main(argv: List[str]) -> int:
+    base, verb = argv[1], argv[2]
+    if verb == "relay":
+        relay(base, argv[3], json.loads(argv[4]))
+        return 0
+    try:
+        answer = VERBS[verb](base, json.loads(argv[3]))
+    except (OSError, ValueError, KeyError) as error:
+        answer = {"state": "failed", "detail": type(error).__name__ + ": " + str(error)}
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,238 @@
+"""The `swerex` provider, against real SWE-ReX servers."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fencepost.core.errors import RefusedError
+from fencepost.providers.protocol import (
+    Absent,
+    CreateAmbiguous,
+    Created,
+    CreateRefused,
+    Provider,
+    Unknown,
+)
+from fencepost.providers.swerex.provider import SwerexProvider, load_pool
+
+from tests.integration.providers.swerex_servers import TOKEN, SwerexServer
+from tests.unit.providers.provider_contract import (
+    LABELS,
+    SPEC,
+    ProviderContract,
+    Talk,
+    made,
+    other,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swerex")]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SwerexServer]]:
+    folder = tmp_path_factory.mktemp("swerex")
+    made_ = [SwerexServer(folder, name) for name in ("left", "right")]
+    try:
+        for server in made_:
+            asyncio.run(server.start())
+        yield made_
+    finally:
+        for server in made_:
+            server.kill()
+
+
+def write_pool(folder: Path, servers: list[SwerexServer]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for server in servers:
+        (folder / f"{server.name}.json").write_text(json.dumps(server.entry()))
+    return folder
+
+
+async def empty(provider: SwerexProvider) -> None:
+    """Leaves the servers to the next test as it found them."""
+    page = await provider.list()
+    for item in page.items:
+        await provider.stop(item.ref, item.ref.instance)
+
+
+@pytest.fixture
+async def provider(tmp_path: Path, servers: list[SwerexServer]) -> AsyncIterator[SwerexProvider]:
+    provider = SwerexProvider(write_pool(tmp_path / "pool", servers))
+    yield provider
+    await empty(provider)
+    await provider.close()
+
+
+class TestSwerexProvider(ProviderContract):
+    @pytest.fixture
+    def provider(self, provider: SwerexProvider) -> Provider:
+        return provider
+
+    async def test_s167_a_stop_of_what_it_does_not_know_is_not_found(
+        self, provider: Provider
+    ) -> None:
+        """A server that left the pool was asked nothing: that is no `not_found`."""
+        ref = await made(provider)
+        unknown = other(ref, native_id="never-in-the-pool")
+        assert (await provider.stop(unknown, ref.instance)).answer == "unconfigured"
+        assert (await provider.observe(unknown)).state == "unknown"
+        assert (await provider.stop(ref, ref.instance)).answer == "accepted"
+
+
+async def test_a_full_pool_refuses_and_makes_nothing(provider: SwerexProvider) -> None:
+    refs = [await made(provider, "one"), await made(provider, "two")]
+    answer = await provider.create("three", SPEC, LABELS)
+    assert isinstance(answer, CreateRefused)
+    assert isinstance(await provider.find("three"), Absent)
+    await provider.stop(refs[0], refs[0].instance)
+    assert isinstance(await provider.create("three", SPEC, LABELS), Created)
+
+
+async def test_two_gateways_make_one_sandbox_of_a_create_id(
+    provider: SwerexProvider, tmp_path: Path
+) -> None:
+    second = SwerexProvider(tmp_path / "pool")
+    try:
+        answers = await asyncio.gather(
+            *(p.create("acq-1", SPEC, LABELS) for p in (provider, second) * 4)
+        )
+    finally:
+        await second.close()
+    assert len({answer.ref for answer in answers if isinstance(answer, Created)}) == 1
+    assert len((await provider.list()).items) == 1
+
+
+async def test_two_deployments_of_one_pool_do_not_list_each_other(
+    provider: SwerexProvider, tmp_path: Path
+) -> None:
+    other_ = SwerexProvider(tmp_path / "pool", deployment="other")
+    try:
+        await made(provider)
+        assert (await other_.list()).items == ()
+        await made(other_)
+        assert len((await provider.list()).items) == 1
+    finally:
+        await empty(other_)
+        await other_.close()
+
+
+async def test_a_replaced_server_is_told_from_the_first_by_its_claim_alone(
+    provider: SwerexProvider, servers: list[SwerexServer]
+) -> None:
+    ref = await made(provider)
+    server = next(server for server in servers if server.name == ref.native_id)
+    talk = Talk(await provider.channel(ref, SPEC))
+    await talk.ask({"k": "hello", "id": "1"})
+    before = await said(server)
+    await server.replace()
+    assert await said(server) == before, "SWE-ReX itself answers as the first one did"
+    assert (await provider.observe(ref)).state == "gone"
+    assert (await provider.stop(ref, ref.instance)).answer == "not_found"
+
+    async def ended() -> bool:
+        return talk.ended is not None
+
+    assert await wait_for(ended, 60)
+    await talk.channel.end()
+
+
+async def said(server: SwerexServer) -> list[object]:
+    headers = {"X-API-Key": TOKEN}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        write = {"path": f"{server.base}/notes.txt", "content": "kept?"}
+        async with http.post(f"{server.url}/write_file", json=write) as wrote:
+            answer = [wrote.status, await wrote.json()]
+        async with http.get(f"{server.url}/is_alive") as alive:
+            return [*answer, alive.status, await alive.json()]
+
+
+async def test_a_server_that_does_not_answer_proves_nothing(
+    provider: SwerexProvider, servers: list[SwerexServer]
+) -> None:
+    ref = await made(provider)
+    server = next(server for server in servers if server.name == ref.native_id)
+    server.kill()
+    try:
+        assert (await provider.observe(ref)).state == "unknown"
+        assert isinstance(await provider.find("acq-1"), Unknown)
+        assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateAmbiguous)
+        assert (await provider.stop(ref, ref.instance)).answer == "unreachable"
+        assert not (await provider.list()).complete
+    finally:
+        await server.start()
+    assert (await provider.list()).complete
+
+
+async def test_s174_a_refused_token_is_never_an_absence(
+    provider: SwerexProvider, servers: list[SwerexServer], tmp_path: Path
+) -> None:
+    ref = await made(provider)
+    for server in servers:
+        entry = {**server.entry(), "token": "of somebody else"}
+        (tmp_path / "pool" / f"{server.name}.json").write_text(json.dumps(entry))
+    stranger = SwerexProvider(tmp_path / "pool")
+    try:
+        assert (await stranger.observe(ref)).state == "unknown"
+        assert isinstance(await stranger.find("acq-1"), Unknown)
+        assert (await stranger.stop(ref, ref.instance)).answer in ("refused", "unreachable")
+        assert not (await stranger.list()).complete
+    finally:
+        await stranger.close()
+    assert (await provider.observe(ref)).state == "present"
+
+
+async def test_a_long_talk_is_carried_whole_both_ways(provider: SwerexProvider) -> None:
+    ref = await made(provider)
+    talk = Talk(await provider.channel(ref, SPEC))
+    await talk.ask({"k": "mark", "id": "1", "epoch": 1, "session": "s1", "nonce": "n1"})
+    text = "0123456789abcdef" * 16_384
+    args = json.dumps({"path": "long.txt", "content": text}).encode()
+
+    fence = {"sandbox": "sbx", "epoch": 1, "session": "s1", "attempt": "a.1", "no": 1}
+    _, body = await talk.ask(
+        {
+            "k": "apply",
+            "fence": {**fence, "direction": "apply"},
+            "step": "a",
+            "tool": "write_file",
+            "digest": "sha256:" + hashlib.sha256(args).hexdigest(),
+            "effect": "workspace",
+        },
+        args,
+    )
+    assert json.loads(body)["verdict"] == "applied", body
+    read = json.dumps({"path": "long.txt", "limit": 1 << 20}).encode()
+    _, body = await talk.ask({"k": "read", "id": "2", "tool": "read_file"}, read)
+    assert json.loads(body)["content"] == text
+    await talk.channel.end()
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("{", "file"),
+        ("[]", "file"),
+        ('{"token": "t"}', "url"),
+        ('{"url": "ftp://x", "token": "t"}', "url"),
+        ('{"url": "http://127.0.0.1:1"}', "token"),
+        ('{"url": "http://127.0.0.1:1", "token_file": "none"}', "token_file"),
+        ('{"url": "http://127.0.0.1:1", "token": "t", "prot": 1}', "prot"),
+    ],
+)
+def test_a_wrong_pool_entry_is_refused_by_name(tmp_path: Path, text: str, field: str) -> None:
+    good = {"url": "http://127.0.0.1:1", "token": "t"}
+    (tmp_path / "good.json").write_text(json.dumps(good))
+    assert list(load_pool(tmp_path)) == ["good"]
+    (tmp_path / "wrong.json").write_text(text)
+    with pytest.raises(RefusedError, match=rf"wrong\.json: {field}: expected"):
+        load_pool(tmp_path)
+
+
+def test_a_token_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "token": "secret"}))
+    assert "secret" not in repr(load_pool(tmp_path))
