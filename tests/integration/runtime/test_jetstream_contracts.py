@@ -45,6 +45,20 @@ class TestJetStreamLog(LogContract):
         got = [payload async for _, payload in log.read(S0, 1)]
         assert got == [b"%d" % number for number in range(2_500)]
 
+    async def test_a_replica_that_lags_does_not_shorten_a_read(
+        self, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        head = 0
+        for number in range(6):
+            head = await log.append(S0, b"%d" % number, head)
+        current = log._chunk
+
+        async def lagging(subject: str, from_seq: int) -> list[tuple[int, bytes]]:
+            return [item for item in await current(subject, from_seq) if item[0] <= 3]
+
+        monkeypatch.setattr(log, "_chunk", lagging)
+        assert [payload async for _, payload in log.read(S0, 1)] == [b"%d" % n for n in range(6)]
+
     async def test_an_abandoned_read_leaves_no_task_behind(self, log: JetStreamLog) -> None:
         head = 0
         for number in range(10):

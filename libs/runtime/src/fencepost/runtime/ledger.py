@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -121,7 +122,25 @@ class JetStreamLog:
 
     async def read(self, subject: str, from_seq: int) -> AsyncIterator[tuple[int, bytes]]:
         """See `ports.Log.read`."""
-        chunk = await self._chunk(subject, max(from_seq, 1))
+        after = max(from_seq, 1) - 1
+        while True:
+            async with contextlib.aclosing(self._read_direct(subject, after + 1)) as direct:
+                async for seq, payload in direct:
+                    after = seq
+                    yield seq, payload
+            # Any replica of the stream may have answered, also one that lags behind or has just
+            # come back with an empty disk: where the end is, the leader says.
+            got = await self.next_after(subject, after)
+            if isinstance(got, Absent):
+                return
+            if isinstance(got, Unknown):
+                raise UnknownError(f"{subject} after {after}: {got.reason}")
+            after = got.seq
+            yield got.seq, got.payload
+
+    async def _read_direct(self, subject: str, from_seq: int) -> AsyncGenerator[tuple[int, bytes]]:
+        """Reads in batches from whichever replica answers, up to what it has."""
+        chunk = await self._chunk(subject, from_seq)
         while chunk:
             following = (
                 asyncio.ensure_future(self._chunk(subject, chunk[-1][0] + 1))
