@@ -25,6 +25,8 @@ COMMAND_KINDS: Final = (
     "release",
     "claim",
     "unclaim",
+    "checkpoint",
+    "recover",
     "batch",
 )
 """Those of the sandbox family."""

@@ -185,6 +185,83 @@ class Orphaned(msgspec.Struct, frozen=True, kw_only=True, tag="orphaned", tag_fi
     evidence: str
 
 
+class Checkpointed(msgspec.Struct, frozen=True, kw_only=True, tag="checkpointed", tag_field="kind"):
+    """
+    The workspace is stored outside the sandbox, every part of it verified, under `manifest`.
+
+    `journal_seq` is the disk's when the snapshot was taken, between two steps. `sent_bytes` is
+    what was not in the store before.
+    """
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    nonce: str
+    checkpoint: str
+    manifest: str
+    journal_seq: int
+    files: int = 0
+    size_bytes: int = 0
+    sent_bytes: int = 0
+    reason: str = ""
+
+
+class CheckpointFailed(
+    msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint_failed", tag_field="kind"
+):
+    """Nothing was stored that anybody may name; the disk and former checkpoints are untouched."""
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    checkpoint: str
+    reason: Literal["no_space", "io_error", "unreachable", "busy", "unsupported", "too_large"]
+    detail: str = ""
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True, tag="restored", tag_field="kind"):
+    """The workspace is what the checkpoint holds, whole, and the disk's journal says so."""
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    checkpoint: str
+    manifest: str
+    journal_seq: int
+    files: int = 0
+    size_bytes: int = 0
+
+
+class RestoreFailed(
+    msgspec.Struct, frozen=True, kw_only=True, tag="restore_failed", tag_field="kind"
+):
+    """The workspace is not what the checkpoint holds; the disk's journal says it is unfinished."""
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    checkpoint: str
+    reason: Literal[
+        "missing", "corrupt", "no_space", "io_error", "unreachable", "unsupported", "not_empty"
+    ]
+    detail: str = ""
+
+
+class Preempting(msgspec.Struct, frozen=True, kw_only=True, tag="preempting", tag_field="kind"):
+    """The provider announced that it will take this instance away, in `grace_ms` or later."""
+
+    sandbox: str
+    gateway: str
+    session: str
+    epoch: int
+    ref: Ref
+    grace_ms: int = 0
+
+
 Fact: TypeAlias = (
     Assigned
     | CreateFailed
@@ -196,4 +273,9 @@ Fact: TypeAlias = (
     | Gone
     | Stray
     | Orphaned
+    | Checkpointed
+    | CheckpointFailed
+    | Restored
+    | RestoreFailed
+    | Preempting
 )

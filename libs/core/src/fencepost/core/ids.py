@@ -52,6 +52,11 @@ def undo_id(attempt: str, no: int) -> str:
     return f"{attempt}:u{no}"
 
 
+def replay_id(attempt: str, no: int) -> str:
+    """Names one try of applying a committed attempt again, on a later generation's disk."""
+    return f"{attempt}:r{no}"
+
+
 def ulid_ms(value: str) -> int | None:
     """Reads the millisecond at which a ULID was minted, or None when it is not one."""
     if _ULID.fullmatch(value) is None:

@@ -43,7 +43,11 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer of a toolhost about one fence."""
+    """
+    One answer of a toolhost about one fence.
+
+    `of_seq`, where it is `attested`: the journal sequence of the record that wrote the effect.
+    """
 
     sandbox: str
     step: str
@@ -63,6 +67,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     changes: list[Change] = []
     result: msgspec.Raw = msgspec.Raw(b"null")
     of: str = ""
+    of_seq: int = 0
     reason: str = ""
     detail: str = ""
 

@@ -8,9 +8,11 @@ defaults filled in, arguments fixed byte for byte with their digest).
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from fencepost.core import ids
 
 Policy: TypeAlias = Literal["retry", "reject"]
 CommitAfter: TypeAlias = Literal["receipt", "heartbeat", "checkpoint"]
@@ -29,6 +31,14 @@ def canonical(args: Any) -> bytes:
 def digest_of(args: bytes) -> str:
     """The digest of arguments, over their exact bytes."""
     return "sha256:" + hashlib.sha256(args).hexdigest()
+
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def is_digest(value: object) -> bool:
+    """Tells whether `value` is written as the digests of contents are."""
+    return type(value) is str and _DIGEST.fullmatch(value) is not None
 
 
 class Compensation(
@@ -79,6 +89,14 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effect: Effect = "workspace"
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoint of another sandbox that the first generation starts from."""
+
+    sandbox: str
+    checkpoint: str
+    manifest: str
+
+
 class SandboxSpec(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -86,6 +104,9 @@ class SandboxSpec(
     What a sandbox is made of.
 
     `options` are the provider's own. `rebuild`: whether a lost generation is replaced by itself.
+    `checkpoint_every_steps` and `checkpoint_every_s`: 0 is never by itself. `recovery` is what a
+    generation does about committed steps that its disk lacks, `while_recovering` what becomes of
+    new steps meanwhile.
     """
 
     provider: str = "process"
@@ -95,6 +116,11 @@ class SandboxSpec(
     processes: int = 128
     rebuild: bool = True
     options: dict[str, str] = {}
+    checkpoint_every_steps: int = 0
+    checkpoint_every_s: int = 0
+    recovery: Literal["replay", "tell"] = "replay"
+    while_recovering: Literal["wait", "refuse"] = "wait"
+    origin: Origin | None = None
 
 
 def spec_problem(spec: SandboxSpec) -> tuple[str, str] | None:
@@ -103,6 +129,18 @@ def spec_problem(spec: SandboxSpec) -> tuple[str, str] | None:
         return "spec.memory_mb", "expected 16 to 1048576"
     if not 1 <= spec.processes <= 1 << 16:
         return "spec.processes", "expected 1 to 65536"
+    if not 0 <= spec.checkpoint_every_steps <= 1_000_000:
+        return "spec.checkpoint_every_steps", "expected 0 to 1000000"
+    if not 0 <= spec.checkpoint_every_s <= 24 * 3600:
+        return "spec.checkpoint_every_s", "expected 0 to 86400"
+    origin = spec.origin
+    if origin is not None:
+        if not ids.is_id(origin.sandbox):
+            return "spec.origin.sandbox", f"expected {ids.ID_PATTERN}"
+        if not ids.is_id(origin.checkpoint):
+            return "spec.origin.checkpoint", f"expected {ids.ID_PATTERN}"
+        if not is_digest(origin.manifest):
+            return "spec.origin.manifest", "expected sha256: and 64 hexadecimal digits"
     return None
 
 
@@ -160,4 +198,25 @@ class ClaimCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class UnclaimCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ends a claim, on `fp.v1.cmd.unclaim.<sandbox>.<claim>`; the last reason releases."""
 
+    sandbox: str = ""
+
+
+class CheckpointCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks for a checkpoint, on `fp.v1.cmd.checkpoint.<sandbox>.<id>`; the id becomes its id."""
+
+    sandbox: str = ""
+    reason: str = ""
+
+
+class RecoverCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    An operator's way out of a recovery that stopped, on `fp.v1.cmd.recover.<sandbox>.<id>`.
+
+    `accept`: the disk as it is, and on with what is still owed. `tell`: what is still owed is given
+    up and listed. `discard`: this disk is given up, and the recovery begins anew on another one.
+    """
+
+    decision: Literal["accept", "tell", "discard"]
+    who: str
+    note: str = ""
     sandbox: str = ""

@@ -6,7 +6,9 @@ import msgspec
 from fencepost.core.receipts import Receipt
 from fencepost.core.steps import (
     CancelCommand,
+    CheckpointCommand,
     ClaimCommand,
+    RecoverCommand,
     ReleaseCommand,
     ResolveCommand,
     SandboxCommand,
@@ -32,6 +34,8 @@ class CommandReceived(msgspec.Struct, frozen=True, kw_only=True):
         | ReleaseCommand
         | ClaimCommand
         | UnclaimCommand
+        | CheckpointCommand
+        | RecoverCommand
     )
     digest: str = ""
 

@@ -108,6 +108,8 @@ def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> l
             return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
         case facts.Orphaned():
             return holding.orphaned(state, value)
+        case _:
+            return []
 
 
 def _assigned(sandbox: Sandbox, value: facts.Assigned) -> list[e.SandboxEntry]:

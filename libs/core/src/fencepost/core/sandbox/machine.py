@@ -26,7 +26,9 @@ from fencepost.core.sandbox.state import SandboxShard
 from fencepost.core.shard_messages import Hold, Told, Unhold
 from fencepost.core.steps import (
     CancelCommand,
+    CheckpointCommand,
     ClaimCommand,
+    RecoverCommand,
     ReleaseCommand,
     ResolveCommand,
     SandboxCommand,
@@ -44,6 +46,8 @@ _COMMANDS: dict[str, Any] = {
     "release": msgspec.json.Decoder(ReleaseCommand),
     "claim": msgspec.json.Decoder(ClaimCommand),
     "unclaim": msgspec.json.Decoder(UnclaimCommand),
+    "checkpoint": msgspec.json.Decoder(CheckpointCommand),
+    "recover": msgspec.json.Decoder(RecoverCommand),
 }
 
 
@@ -192,6 +196,8 @@ class SandboxMachine:
                 return holding.claim(state, value, command)
             case UnclaimCommand():
                 return holding.end_claim(state, value)
+            case CheckpointCommand() | RecoverCommand():
+                return admission.refuse(value, "checkpoint", "unsupported")
 
     def evolve(self, state: SandboxShard, entry: e.SandboxEntry, place: Place, now_ms: int) -> None:
         evolve.evolve(state, entry, place, now_ms)

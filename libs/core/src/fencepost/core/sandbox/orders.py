@@ -30,7 +30,9 @@ class Dispatch(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="dispatch"
 ):
     """
-    A fenced call for a toolhost. `fence.direction` says which: apply, undo or revoke.
+    A fenced call for a toolhost. `fence.direction` says which: apply, replay, undo or revoke.
+
+    A replay applies a committed step again on a later disk; its fence's attempt is of its own.
 
     `args` are the exact bytes that `digest` covers; for an undo they are the caller's own undo
     command's, or none (`null`, sent as no bytes) for a restore from the pre-image, and `of` is
@@ -90,4 +92,58 @@ class StopOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     ref: Ref | None
 
 
-Order: TypeAlias = Dispatch | CreateOrder | AttachOrder | MarkOrder | StopOrder
+class CheckpointOrder(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="checkpoint"
+):
+    """
+    Store the workspace as it is now; report `checkpointed` or `checkpoint_failed`.
+
+    `base` is the manifest of the newest checkpoint in this sandbox's own namespace, or "": what it
+    names is stored already. Given only while nothing that could write is under way.
+    """
+
+    sandbox: str
+    epoch: int
+    session: str
+    checkpoint: str
+    base: str = ""
+    reason: str = ""
+
+
+class RestoreOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="restore"):
+    """
+    Make the workspace what this checkpoint holds; report `restored` or `restore_failed`.
+
+    `namespace` is the sandbox under whose name the chunks are stored: its own, or a fork's origin.
+    On a disk whose journal already holds this restore, nothing is touched.
+    """
+
+    sandbox: str
+    epoch: int
+    session: str
+    checkpoint: str
+    manifest: str
+    namespace: str
+
+
+class PruneOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="prune"):
+    """
+    Drop what none of these manifests names from this sandbox's namespace. Idempotent, unanswered.
+
+    Never while a checkpoint of this sandbox is being taken.
+    """
+
+    sandbox: str
+    keep: list[str]
+
+
+Order: TypeAlias = (
+    Dispatch
+    | CreateOrder
+    | AttachOrder
+    | MarkOrder
+    | StopOrder
+    | CheckpointOrder
+    | RestoreOrder
+    | PruneOrder
+)
