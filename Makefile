@@ -11,17 +11,20 @@ BIN     := $(VENV)/bin
 # One line a stage; a stage that succeeds says nothing more.
 STAGE   := @sh scripts/stage.sh
 
-.PHONY: help setup demo test bench lint format types contracts spelling simulate soak lock ci clean
+.PHONY: help setup demo demo-swerex test bench lint format types contracts spelling simulate soak lock ci clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: ## make .venv from requirements.lock (again only when something changed)
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup.sh
 
 demo: setup ## the counterexample, on real processes
 	@$(BIN)/fencepost demo $(ARGS)
+
+demo-swerex: setup ## the same on real SWE-ReX servers (ARGS=--json)
+	@$(BIN)/python -m scripts.swerex_demo $(ARGS)
 
 test: lint types contracts spelling ## every check, then every test
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)

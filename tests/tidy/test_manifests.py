@@ -29,7 +29,9 @@ def _manifest(path: str) -> dict[str, object]:
 def _declared(path: str) -> set[str]:
     project = _manifest(path)["project"]
     assert isinstance(project, dict)
-    return {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    extras = project.get("optional-dependencies", {})
+    lines = [*project["dependencies"], *(line for extra in extras.values() for line in extra)]
+    return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
 @functools.cache
@@ -80,7 +82,10 @@ def test_the_lock_fits_every_manifest() -> None:
     }
     wanted = tomllib.loads(tree.text("pyproject.toml"))["dependency-groups"]["dev"]
     for path in MEMBERS:
-        wanted += tomllib.loads(tree.text(path))["project"]["dependencies"]
+        project = tomllib.loads(tree.text(path))["project"]
+        wanted += project["dependencies"]
+        for extra in project.get("optional-dependencies", {}).values():
+            wanted += extra
     for requirement in map(Requirement, wanted):
         name = canonicalize_name(requirement.name)
         if not name.startswith("fencepost-"):

@@ -78,6 +78,7 @@ BLIND_EXCEPTS: frozenset[str] = frozenset(
 # Modules that something other than an import starts or reads.
 STARTED_BY_NAME: dict[str, str] = {
     "fencepost.toolhost.toolhost": "providers run its file inside sandboxes",
+    "fencepost.providers.swerex.agent": "its file is written to SWE-ReX servers and run there",
 }
 
 WORDS = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK"]) + r")\b")

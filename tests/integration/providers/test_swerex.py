@@ -19,7 +19,7 @@ from fencepost.providers.protocol import (
 )
 from fencepost.providers.swerex.provider import SwerexProvider, load_pool
 
-from tests.integration.providers.swerex_servers import TOKEN, SwerexServer
+from scripts.swerex_demo.servers import TOKEN, SwerexServer
 from tests.unit.providers.provider_contract import (
     LABELS,
     SPEC,
@@ -168,7 +168,7 @@ async def test_a_server_that_does_not_answer_proves_nothing(
     assert (await provider.list()).complete
 
 
-async def test_s174_a_refused_token_is_never_an_absence(
+async def test_s027_a_refused_token_is_never_an_absence(
     provider: SwerexProvider, servers: list[SwerexServer], tmp_path: Path
 ) -> None:
     ref = await made(provider)

@@ -197,79 +197,90 @@ def socket_of(base: str, channel: str) -> str:
     return place(base, "claim", channel + ".sock")
 
 
-def relay(base: str, channel: str, how: Dict[str, Any]) -> None:
+class Relay:
     """Holds one toolhost's two ends, and answers `pump` until the toolhost ends or nobody asks."""
-    home = place(base, "claim")
-    with open(place(home, "toolhost.log"), "ab") as log:
-        host = subprocess.Popen(
-            how["argv"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=how["env"],
-            cwd=home,
-        )
-    assert host.stdin is not None and host.stdout is not None
-    to_host, from_host = host.stdin.fileno(), host.stdout.fileno()
-    os.set_blocking(to_host, False)
-    os.set_blocking(from_host, False)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    here = os.getcwd()
-    listener.bind(channel + ".new")  # relative: a socket's whole path may be too long
-    listener.listen(16)
-    os.rename(place(here, channel + ".new"), place(here, channel + ".sock"))
-    unsent, had = bytearray(), 0  # for the toolhost; bytes taken of the caller
-    held, gone = bytearray(), 0  # of the toolhost; bytes that the caller has
-    open_ = True
-    asked_at = time.monotonic()
-    while True:
-        reading = [listener] + ([from_host] if open_ and len(held) < HELD_BYTES else [])
-        ready, writable, _ = select.select(reading, [to_host] if unsent else [], [], 1.0)
-        if from_host in ready:
-            data = os.read(from_host, PUMP_BYTES)
-            held += data
-            open_ = bool(data)
-        if writable:
+
+    def __init__(self, home: str, channel: str, how: Dict[str, Any]) -> None:
+        with open(place(home, "toolhost.log"), "ab") as log:
+            self.host = subprocess.Popen(
+                how["argv"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=how["env"],
+                cwd=home,
+            )
+        assert self.host.stdin is not None and self.host.stdout is not None
+        self.to_host, self.from_host = self.host.stdin.fileno(), self.host.stdout.fileno()
+        os.set_blocking(self.to_host, False)
+        os.set_blocking(self.from_host, False)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(channel + ".new")  # relative: a socket's whole path may be too long
+        self.listener.listen(16)
+        os.rename(channel + ".new", channel + ".sock")
+        self.unsent, self.had = bytearray(), 0  # for the toolhost; bytes taken of the caller
+        self.held, self.gone = bytearray(), 0  # of the toolhost; bytes that the caller has
+        self.open = True
+        self.asked_at = time.monotonic()
+
+    def run(self) -> None:
+        over = False
+        # Whoever held this stream may be gone: a toolhost without one proves nothing.
+        while not over and time.monotonic() - self.asked_at < SILENT_S:
+            reading: List[Any] = [self.listener]
+            if self.open and len(self.held) < HELD_BYTES:
+                reading.append(self.from_host)
+            writing = [self.to_host] if self.unsent else []
+            ready, writable, _ = select.select(reading, writing, [], 1.0)
+            if self.from_host in ready:
+                data = os.read(self.from_host, PUMP_BYTES)
+                self.held += data
+                self.open = bool(data)
+            if writable:
+                self.feed()
+            if self.listener in ready:
+                over = self.serve()
+        self.host.kill()
+        self.host.wait()
+
+    def feed(self) -> None:
+        try:
+            del self.unsent[: os.write(self.to_host, self.unsent)]
+        except OSError:
+            self.unsent.clear()  # it has ended: what it says, and how, is still to be had
+
+    def serve(self) -> bool:
+        """Answers one call; True when the caller has heard that the stream is over."""
+        peer, _ = self.listener.accept()
+        with peer:
+            peer.settimeout(5.0)
             try:
-                del unsent[: os.write(to_host, unsent)]
-            except OSError:
-                unsent.clear()
-        if listener in ready:
-            peer, _ = listener.accept()
-            with peer:
-                peer.settimeout(5.0)
-                try:
-                    ask = json.loads(receive(peer))
-                    asked_at = time.monotonic()
-                    data = base64.b64decode(ask["data"])
-                    skip = had - ask["at"]
-                    if skip < 0 or ask["had"] < gone:
-                        answer: Answer = {"state": "lost"}  # bytes that nobody has any more
-                    else:
-                        fresh = data[skip:]
-                        unsent += fresh
-                        had += len(fresh)
-                        del held[: ask["had"] - gone]
-                        gone = ask["had"]
-                        if ask["close"] and not unsent:
-                            host.stdin.close()
-                        answer = {
-                            "state": "pumped",
-                            "taken": had,
-                            "from": gone,
-                            "data": base64.b64encode(bytes(held[:PUMP_BYTES])).decode(),
-                            "ended": not open_ and len(held) <= PUMP_BYTES,
-                            "exit": host.poll(),
-                        }
-                    peer.sendall(json.dumps(answer).encode() + b"\n")
-                    if answer.get("ended") and not held:
-                        break
-                except (OSError, ValueError, KeyError):
-                    continue
-        if time.monotonic() - asked_at > SILENT_S:
-            break  # whoever held this stream is gone: a toolhost without one proves nothing
-    host.kill()
-    host.wait()
+                answer = self.answer(json.loads(receive(peer)))
+                peer.sendall(json.dumps(answer).encode() + b"\n")
+            except (OSError, ValueError, KeyError):
+                return False
+        return bool(answer.get("ended")) and not self.held
+
+    def answer(self, ask: Dict[str, Any]) -> Answer:
+        self.asked_at = time.monotonic()
+        skip = self.had - ask["at"]
+        if skip < 0 or ask["had"] < self.gone:
+            return {"state": "lost"}  # bytes that nobody has any more
+        fresh = base64.b64decode(ask["data"])[skip:]
+        self.unsent += fresh
+        self.had += len(fresh)
+        del self.held[: ask["had"] - self.gone]
+        self.gone = ask["had"]
+        if ask["close"] and not self.unsent and self.host.stdin is not None:
+            self.host.stdin.close()
+        return {
+            "state": "pumped",
+            "taken": self.had,
+            "from": self.gone,
+            "data": base64.b64encode(bytes(self.held[:PUMP_BYTES])).decode(),
+            "ended": not self.open and len(self.held) <= PUMP_BYTES,
+            "exit": self.host.poll(),
+        }
 
 
 def receive(peer: socket.socket) -> bytes:
@@ -334,13 +345,13 @@ VERBS = {
 def main(argv: List[str]) -> int:
     base, verb = argv[1], argv[2]
     if verb == "relay":
-        relay(base, argv[3], json.loads(argv[4]))
+        Relay(place(base, "claim"), argv[3], json.loads(argv[4])).run()
         return 0
     try:
         answer = VERBS[verb](base, json.loads(argv[3]))
     except (OSError, ValueError, KeyError) as error:
         answer = {"state": "failed", "detail": type(error).__name__ + ": " + str(error)}
-    print(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 
 
