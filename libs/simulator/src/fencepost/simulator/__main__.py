@@ -1,5 +1,5 @@
 """
-The command: `python -m fencepost.simulator --seed N` or `--runs N`.
+The command: `python -m fencepost.simulator --seed N`, `--runs N`, or `--replay FILE`.
 
 Exit code 0 when nothing was violated, 1 when something was, 2 for a wrong command line.
 """
@@ -8,96 +8,88 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import secrets
+import shlex
 import sys
 import time
 
 import msgspec
-from fencepost.simulator import batches, runs
+from fencepost.core.errors import RefusedError
+from fencepost.simulator import batches, longrun, progress, runs, showing, stepping
 from fencepost.simulator.options import FAULTS, Options, draw
+from fencepost.simulator.showing import say
 
-TRACE_LINES_MAX = 400
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+FRESH_SEEDS = 1 << 40
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="fencepost.simulator", description=__doc__)
+    parser = argparse.ArgumentParser(prog=showing.program(), description=__doc__)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, help="run this seed alone, and show its options")
     which.add_argument("--runs", type=int, default=100, help="run so many seeds (default 100)")
-    which.add_argument("--replay", type=pathlib.Path, help="run again what --save has written")
-    parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
+    which.add_argument("--events", type=int, help="run seeds until so many events were met")
+    which.add_argument(
+        "--replay",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="step through what --save has written; not on a terminal, print all of it",
+    )
+    parser.add_argument("--from", dest="first", type=int, help="the first seed (default 0)")
+    parser.add_argument("--fresh", action="store_true", help="a first seed by chance, printed")
     parser.add_argument("--steps", type=int, help="step commands per run (default: drawn)")
     parser.add_argument("--faults", help="only these classes, separated by commas; 'none' for none")
+    parser.add_argument("--options", help="with --seed: its options as JSON, instead of drawn ones")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
-    parser.add_argument("--save", type=pathlib.Path, help="write the shrunk failure there")
-    parser.add_argument("--report", type=pathlib.Path, help="write the guarantees page there")
+    parser.add_argument("--plain", action="store_true", help="with --replay: print, do not step")
+    parser.add_argument(
+        "--save", type=pathlib.Path, metavar="FILE", help="write the shrunk failure there"
+    )
+    parser.add_argument(
+        "--draw",
+        type=pathlib.Path,
+        metavar="FILE",
+        nargs="?",
+        const=pathlib.Path("fencepost-sim.html"),
+        help="draw the seed, the replayed run or the first failure (default fencepost-sim.html)",
+    )
+    parser.add_argument(
+        "--report",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write the guarantees page there; of --events: the long run's page",
+    )
+    parser.add_argument(
+        "--resume",
+        type=pathlib.Path,
+        metavar="STATE",
+        help="with --events: keep what was met in this file, and go on from what stands there",
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     arguments = parser.parse_args(argv)
+    _check(parser, arguments)
+    return arguments
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.faults is not None:
         names = () if arguments.faults == "none" else tuple(arguments.faults.split(","))
         unknown = [name for name in names if name not in FAULTS]
         if unknown:
             parser.error(f"no such fault: {', '.join(unknown)}. There are: {', '.join(FAULTS)}")
         arguments.faults = names
-    return arguments
-
-
-def _options_words(options: Options) -> str:
-    rates = ", ".join(f"{name}={rate}" for name, rate in options.rates.items()) or "no faults"
-    return (
-        f"shards={options.shards} planners={options.planners} gateways={options.gateways} "
-        f"sandboxes={options.sandboxes} steps={options.steps} "
-        f"external={options.external_share} commands={options.command_share}\n  {rates}"
-    )
-
-
-def _show_failure(report: runs.Report, save: pathlib.Path | None) -> None:
-    """Shrinks a failure, prints its trace, and says how to have it again."""
-    violation = report.violations[0]
-    _say(f"\nseed {report.seed}: {violation.invariant} violated: {violation.detail}")
-    _say(f"options: {_options_words(report.options)}")
-    small = runs.shrink(report.seed, report.options, violation.invariant)
-    again = runs.run(report.seed, small, tracing=True)
-    _say(f"shrunk to: {_options_words(small)}")
-    shown = again.trace[-TRACE_LINES_MAX:]
-    if len(again.trace) > len(shown):
-        _say(f"(the last {len(shown)} of {len(again.trace)} lines; --trace shows all)")
-    _say("\n".join(shown))
-    _say(f"replay: python -m fencepost.simulator --seed {report.seed} --trace")
-    if save is not None:
-        save.write_bytes(
-            msgspec.json.format(msgspec.json.encode({"seed": report.seed, "options": small}))
-        )
-        _say(f"replay the shrunk one: python -m fencepost.simulator --replay {save}")
-
-
-class _Saved(msgspec.Struct):
-    seed: int
-    options: Options
-
-
-def _progress(done: int, of: int) -> None:
-    if done % 10 == 0 or done == of:
-        sys.stderr.write(f"\r{done}/{of} runs")
-        if done == of:
-            sys.stderr.write("\n")
-        sys.stderr.flush()
-
-
-def _one(seed: int, options: Options, *, trace: bool) -> batches.Summary:
-    summary = batches.Summary()
-    _say(f"seed {seed}: {_options_words(options)}")
-    began = time.perf_counter()
-    report = runs.run(seed, options, tracing=trace)
-    summary.seconds = time.perf_counter() - began
-    if trace:
-        _say("\n".join(report.trace))
-    summary.add(report)
-    return summary
+    if arguments.fresh and arguments.first is not None:
+        parser.error("--fresh and --from: name a first seed, or have one by chance")
+    if arguments.resume is not None and arguments.events is None:
+        parser.error("--resume goes with --events: until how many?")
+    if arguments.resume is not None and arguments.fresh:
+        parser.error("--resume and --fresh: what is gone on with has its first seed")
+    if arguments.options is not None and arguments.seed is None:
+        parser.error("--options goes with --seed")
+    if arguments.fresh:
+        arguments.first = secrets.randbelow(FRESH_SEEDS)
+        say(f"seeds from {arguments.first} on")
+    arguments.first = arguments.first or 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,38 +97,134 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write("the simulator judges with assertions: run it without -O\n")
         return 2
     arguments = _arguments(argv)
-    if arguments.replay is not None:
-        saved = msgspec.json.decode(arguments.replay.read_bytes(), type=_Saved)
-        summary = _one(saved.seed, saved.options, trace=True)
-    elif arguments.seed is not None:
-        options = draw(arguments.seed, faults=arguments.faults, steps=arguments.steps)
-        summary = _one(arguments.seed, options, trace=arguments.trace)
-    else:
-        jobs = [
-            batches.Job(seed, arguments.faults, arguments.steps)
-            for seed in range(arguments.first, arguments.first + arguments.runs)
-        ]
-        summary = batches.run_many(
-            jobs,
-            processes=arguments.jobs,
-            progress=_progress if sys.stderr.isatty() else None,
-        )
-    if summary.failures and arguments.replay is None:
-        _show_failure(summary.failures[0], arguments.save)
+    try:
+        if arguments.events is not None:
+            return _until(arguments)
+        if arguments.replay is not None:
+            saved = showing.load(arguments.replay)
+            return _replay(saved.seed, saved.options, arguments)
+        summary = _seed(arguments) if arguments.seed is not None else _many(arguments)
+    except RefusedError as error:
+        sys.stderr.write(f"{error.reason}: {error}\n")
+        return 2
+    if summary.failures:
+        _show(summary.failures[0], arguments)
     _finish(summary, arguments)
     return 1 if summary.failures else 0
 
 
-def _finish(summary: batches.Summary, arguments: argparse.Namespace) -> None:
-    seeds = [report.seed for report in summary.failures]
-    _say(
-        f"{summary.seeds} runs, {summary.events:,} events, {summary.batches:,} batches, "
+def _whole(seed: int, arguments: argparse.Namespace) -> str:
+    """The command that has the run of a seed again as it was, drawn options and all."""
+    words = [showing.program(), "--seed", str(seed)]
+    if arguments.faults is not None:
+        words += ["--faults", ",".join(arguments.faults) or "none"]
+    if arguments.steps is not None:
+        words += ["--steps", str(arguments.steps)]
+    if arguments.options is not None:
+        words += ["--options", shlex.quote(arguments.options)]
+    return " ".join([*words, "--trace"])
+
+
+def _show(report: runs.Report, arguments: argparse.Namespace) -> None:
+    whole = _whole(report.seed, arguments)
+    showing.failure(report, save=arguments.save, draw=arguments.draw, whole=whole)
+
+
+def _run(seed: int, options: Options, *, tracing: bool) -> tuple[runs.Report, batches.Summary]:
+    summary = batches.Summary()
+    began = time.perf_counter()
+    report = runs.run(seed, options, tracing=tracing)
+    summary.seconds = time.perf_counter() - began
+    summary.add(report)
+    return report, summary
+
+
+def _seed(arguments: argparse.Namespace) -> batches.Summary:
+    seed = arguments.seed
+    if arguments.options is not None:
+        options = showing.parse_options(arguments.options)
+    else:
+        options = draw(seed, faults=arguments.faults, steps=arguments.steps)
+    say(f"seed {seed}: {showing.options_words(options)}")
+    tracing = arguments.trace or arguments.draw is not None
+    report, summary = _run(seed, options, tracing=tracing)
+    if arguments.trace:
+        say("\n".join(report.trace))
+    if arguments.draw is not None and not report.violations:
+        showing.drawn(arguments.draw, report, showing.command_of(seed, options))
+    return summary
+
+
+def _replay(seed: int, options: Options, arguments: argparse.Namespace) -> int:
+    """Steps through a saved run on a terminal, and prints it elsewhere; nothing is shrunk."""
+    report, summary = _run(seed, options, tracing=True)
+    if arguments.draw is not None:
+        command = f"{showing.program()} --replay {shlex.quote(str(arguments.replay))}"
+        showing.drawn(arguments.draw, report, command)
+    elif sys.stdin.isatty() and sys.stdout.isatty() and not (arguments.plain or arguments.json):
+        import typer
+        from rich.console import Console
+
+        console = Console()
+        with console.screen():
+            stepping.step_through(report.trace, console, key=typer.getchar, ask=console.input)
+    else:
+        say(f"seed {seed}: {showing.options_words(options)}")
+        say("\n".join(report.trace))
+    _finish(summary, arguments)
+    return 1 if summary.failures else 0
+
+
+def _many(arguments: argparse.Namespace) -> batches.Summary:
+    jobs = [
+        batches.Job(seed, arguments.faults, arguments.steps)
+        for seed in range(arguments.first, arguments.first + arguments.runs)
+    ]
+    with progress.shown(runs=len(jobs)) as tell:
+        return batches.run_many(jobs, processes=arguments.jobs, progress=tell)
+
+
+def _until(arguments: argparse.Namespace) -> int:
+    faults, steps = arguments.faults, arguments.steps
+    if arguments.resume is not None:
+        state = longrun.load(arguments.resume, first=arguments.first, faults=faults, steps=steps)
+    else:
+        state = longrun.begin(first=arguments.first, faults=faults, steps=steps)
+    with progress.shown(events=arguments.events) as tell:
+        try:
+            longrun.go_on(
+                state, arguments.resume, events=arguments.events, jobs=arguments.jobs, tell=tell
+            )
+        except KeyboardInterrupt:
+            if arguments.resume is None:
+                raise
+            say(f"stopped; {arguments.resume} has all but the last chunk: the same command goes on")
+            return 130
+    if state.failed:
+        seed = state.failed[0].seed
+        report, _ = _run(seed, draw(seed, faults=faults, steps=steps), tracing=False)
+        if report.violations:
+            _show(report, arguments)
+    if arguments.report is not None:
+        arguments.report.write_text(longrun.page(state), encoding="utf-8")
+        say(f"written: {arguments.report}")
+        arguments.report = None
+    _finish(state.summary, arguments, [one.seed for one in state.failed])
+    return 1 if state.failed else 0
+
+
+def _finish(
+    summary: batches.Summary, arguments: argparse.Namespace, failed: list[int] | None = None
+) -> None:
+    seeds = [report.seed for report in summary.failures] if failed is None else failed
+    say(
+        f"{summary.seeds:,} runs, {summary.events:,} events, {summary.batches:,} batches, "
         f"{sum(summary.faults.values()):,} faults of {len(summary.faults)} classes: "
         f"{len(seeds)} with a violation" + (f" (seeds {seeds[:20]})" if seeds else "")
     )
     if arguments.report is not None:
-        arguments.report.write_text(batches.guarantees(summary))
-        _say(f"written: {arguments.report}")
+        arguments.report.write_text(batches.guarantees(summary), encoding="utf-8")
+        say(f"written: {arguments.report}")
     if arguments.json:
         said = {
             "events": summary.events,
@@ -147,7 +235,7 @@ def _finish(summary: batches.Summary, arguments: argparse.Namespace) -> None:
             "faults": summary.faults,
             "checks": summary.checks,
         }
-        _say(msgspec.json.encode(said).decode())
+        say(msgspec.json.encode(said).decode())
 
 
 if __name__ == "__main__":

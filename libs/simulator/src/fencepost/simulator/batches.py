@@ -69,7 +69,8 @@ def run_job(job: Job) -> runs.Report:
     return runs.run(job.seed, draw(job.seed, faults=job.faults, steps=job.steps))
 
 
-def _reports(jobs: Sequence[Job], processes: int) -> Iterator[runs.Report]:
+def reports(jobs: Sequence[Job], processes: int) -> Iterator[runs.Report]:
+    """The reports of all jobs in the order of the jobs, whatever the number of processes."""
     if processes <= 1:
         yield from map(run_job, jobs)
         return
@@ -82,16 +83,16 @@ def run_many(
     jobs: Sequence[Job],
     *,
     processes: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[Summary], None] | None = None,
     stop_at_first: bool = False,
 ) -> Summary:
     """Runs all jobs, in order of their seeds whatever the number of processes."""
     summary = Summary()
     began = time.perf_counter()
-    for report in _reports(jobs, processes):
+    for report in reports(jobs, processes):
         summary.add(report)
         if progress is not None:
-            progress(summary.seeds, len(jobs))
+            progress(summary)
         if stop_at_first and report.violations:
             break
     summary.seconds = time.perf_counter() - began
