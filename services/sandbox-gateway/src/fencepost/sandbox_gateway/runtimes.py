@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencepost.core.errors import RefusedError
+from fencepost.core.errors import RefusedError, RetryLaterError
 from fencepost.providers.process import ProcessProvider
 from fencepost.providers.protocol import Provider
 
@@ -16,19 +16,31 @@ if TYPE_CHECKING:
     from fencepost.sandbox_gateway.app import GatewaySettings
 
 
-def open_providers(config: GatewaySettings) -> dict[str, Provider]:
-    """Makes each configured provider, by name. Raises `RefusedError` on a wrong setting."""
-    made: list[Provider] = [
-        ProcessProvider(
-            config.sandbox_root or config.data / "sandboxes",
+async def open_providers(config: GatewaySettings) -> dict[str, Provider]:
+    """
+    Makes each configured provider, by name.
+
+    Raises `RefusedError` on a wrong setting, `RetryLaterError` when the disk cannot be used now.
+    """
+    made: list[Provider] = [_process(config)]
+    if config.swerex_pool is not None:
+        made.append(_swerex(config))
+    if config.kubernetes_cluster:
+        made.append(await _kubernetes(config))
+    return {provider.traits.name: provider for provider in made}
+
+
+def _process(config: GatewaySettings) -> Provider:
+    root = config.sandbox_root or config.data / "sandboxes"
+    try:
+        return ProcessProvider(
+            root,
             deployment=config.deployment,
             heartbeat_ms=config.heartbeat_ms,
             isolate=config.isolate,
         )
-    ]
-    if config.swerex_pool is not None:
-        made.append(_swerex(config))
-    return {provider.traits.name: provider for provider in made}
+    except OSError as error:
+        raise RetryLaterError(f"FENCEPOST_SANDBOX_ROOT: {root} cannot be used: {error}") from error
 
 
 def _swerex(config: GatewaySettings) -> Provider:
@@ -46,6 +58,31 @@ def _swerex(config: GatewaySettings) -> Provider:
     return SwerexProvider(
         config.swerex_pool, deployment=config.deployment, heartbeat_ms=config.heartbeat_ms
     )
+
+
+async def _kubernetes(config: GatewaySettings) -> Provider:
+    try:
+        from fencepost.providers.kubernetes.provider import KubernetesProvider, load_configuration
+    except ModuleNotFoundError as error:
+        raise _missing("kubernetes", error) from error
+    configuration = await load_configuration(config.kubernetes_config)
+    return KubernetesProvider(
+        configuration,
+        cluster=config.kubernetes_cluster,
+        namespace=config.kubernetes_namespace,
+        image=config.kubernetes_image,
+        runtime_class=config.kubernetes_runtime_class,
+        deployment=config.deployment,
+        heartbeat_ms=config.heartbeat_ms,
+    )
+
+
+async def close_providers(providers: dict[str, Provider]) -> None:
+    """Closes the connections of those that have some."""
+    for provider in providers.values():
+        close = getattr(provider, "close", None)
+        if close is not None:
+            await close()
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> RefusedError:
