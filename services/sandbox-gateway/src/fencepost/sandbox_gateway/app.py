@@ -38,6 +38,8 @@ class GatewaySettings(settings.Settings):
     `sandbox_root`: the folder of the `process` provider's sandboxes; gateways of one host that
     share it can all reach them. `deployment` keeps two deployments on one root apart.
     `swerex_pool`: the folder that names SWE-ReX servers; without it that provider is not offered.
+    `kubernetes_cluster`: the cluster's name for ever, alike for all gateways of the same pods;
+    empty: not offered. `kubernetes_config`: a kubeconfig file; without one, the pod's own account.
     `allow_faults` lets anybody who may publish reclaim sandboxes: for demonstrations and tests.
     """
 
@@ -45,6 +47,11 @@ class GatewaySettings(settings.Settings):
     deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\z")
     isolate: bool = True
     swerex_pool: Path | None = None
+    kubernetes_cluster: str = ""
+    kubernetes_config: Path | None = None
+    kubernetes_namespace: str = Field(default="fencepost-sandboxes", pattern=r"^[a-z0-9-]{1,63}\z")
+    kubernetes_image: str = "python:3.13-slim"
+    kubernetes_runtime_class: str = ""
     allow_faults: bool = False
 
 
@@ -66,6 +73,7 @@ class Gateway:
         self._clock = SystemClock()
         self._stopping = asyncio.Event()
         self._link: Link | None = None
+        self._providers: dict[str, Provider] = {}
         self._running: asyncio.Task[None] | None = None
         self._session: GatewaySession | None = None
         self._declaring: asyncio.Task[None] | None = None
@@ -73,7 +81,7 @@ class Gateway:
     async def start(self) -> None:
         """Looks at the providers, connects, and begins with a session."""
         config = self._config
-        providers = runtimes.open_providers(config)
+        providers = self._providers = await runtimes.open_providers(config)
         for provider in providers.values():
             logger.info(
                 "provider_ready",
@@ -138,6 +146,7 @@ class Gateway:
             await asyncio.gather(self._declaring, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
+        await runtimes.close_providers(self._providers)
 
     def ready(self) -> str:
         """Says why this gateway does not do its work, or nothing."""
