@@ -1,5 +1,6 @@
 """The `process` provider: the provider contract, its disk layout, and its walls."""
 
+import errno
 import json
 import os
 import shutil
@@ -171,6 +172,21 @@ async def test_a_root_made_anew_is_another_authority(root: Path) -> None:
     again = ProcessProvider(root)
     assert again.traits.authority != ref.authority
     assert (await again.observe(ref)).state == "unknown"
+
+
+@needs_bwrap
+def test_a_gateway_starts_on_a_disk_that_is_full(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ProcessProvider(root)
+
+    def full(*_args: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert ProcessProvider(root).traits.authority == first.traits.authority
+    with pytest.raises(OSError, match="No space left"):
+        ProcessProvider(tmp_path / "another")
 
 
 async def test_an_unreadable_instance_proves_nothing(root: Path) -> None:

@@ -7,6 +7,7 @@ containers although the program is there, so only a run that worked counts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -99,12 +100,20 @@ def _system_binds() -> list[str]:
 
 
 def write_etc(folder: Path) -> None:
-    """Writes the two files that programs look themselves up in, so that the host's stay unseen."""
+    """
+    Writes the two files that programs look themselves up in, so that the host's stay unseen.
+
+    What is there already is left alone: a gateway must start on a full disk too, or nobody could
+    stop what fills it.
+    """
     folder.mkdir(mode=0o755, exist_ok=True)
     for name, text in (
         ("passwd", f"sandbox:x:{_UID}:{_UID}:sandbox:{WORKSPACE}:/bin/sh\n"),
         ("group", f"sandbox:x:{_UID}:\n"),
     ):
+        with contextlib.suppress(OSError):
+            if (folder / name).read_text(encoding="ascii") == text:
+                continue
         fresh = folder / f".{name}.{os.getpid()}"
         fresh.write_text(text, encoding="ascii")
         fresh.replace(folder / name)
