@@ -386,11 +386,41 @@ def processes_in_proc(group, cookie, started):
 
 
 def carries(pid, cookie):
+    if TOOL_UID[0]:
+        # Another user's environment cannot be read; one user runs no other things than tools.
+        return uid_of(pid) == TOOL_UID[0]
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             return cookie in file.read()
     except OSError:
         return False
+
+
+TOOL_UID = [0]  # the user that tools run as, where it is another one than the toolhost's
+
+
+def uid_of(pid):
+    try:
+        with open("/proc/%d/status" % pid, "rb") as file:
+            return int(file.read().partition(b"\nUid:")[2].split(None, 1)[0])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def give_to_tools(name, parent):
+    """What a file tool makes belongs to the tools' user, as what a command makes does."""
+    if TOOL_UID[0]:
+        os.chown(name, TOOL_UID[0], TOOL_UID[0], dir_fd=parent, follow_symlinks=False)
+
+
+def become_tool_user(parent):
+    """Leaves root behind for good; the parent's death signal does not outlive the change."""
+    if TOOL_UID[0]:
+        os.setgroups([])
+        os.setresgid(TOOL_UID[0], TOOL_UID[0], TOOL_UID[0])
+        os.setresuid(TOOL_UID[0], TOOL_UID[0], TOOL_UID[0])
+        if prctl(PR_SET_PDEATHSIG, signal.SIGKILL) and os.getppid() != parent:
+            os._exit(127)
 
 
 def look_by_ps(pid):
@@ -1316,6 +1346,7 @@ class Files:
             except FileExistsError:
                 os.unlink(name, dir_fd=parent)
                 os.symlink(source.target, name, dir_fd=parent)
+            give_to_tools(name, parent)
             return
         try:
             fd = os.open(name, TEMP_FLAGS, 0o644, dir_fd=parent)
@@ -1330,6 +1361,8 @@ class Files:
                     write_all(fd, data)
             else:
                 self.copy_in(source, fd)
+            if TOOL_UID[0]:
+                os.fchown(fd, TOOL_UID[0], TOOL_UID[0])
             if mode != 0o644:
                 os.fchmod(fd, mode)
             if self.sync:
@@ -1359,6 +1392,7 @@ class Files:
                 os.unlink(parts[-1], dir_fd=parent)
             elif kind == "mkdir":
                 os.mkdir(parts[-1], 0o755, dir_fd=parent)
+                give_to_tools(parts[-1], parent)
             elif kind == "rmdir":
                 op["kept"] = not self.rmdir(parent, parts)
             else:
@@ -1443,6 +1477,7 @@ class Files:
         elif kind == "rmdir":
             try:
                 os.mkdir(parts[-1], 0o755, dir_fd=parent)
+                give_to_tools(parts[-1], parent)
             except FileExistsError:
                 pass
         elif kind in ("tree", "untree"):
@@ -2685,6 +2720,7 @@ def become(argv, cwd_fd, env, limits, parent, go_r, streams):
         os._exit(127)
     os.fchdir(cwd_fd)
     limits.apply()
+    become_tool_user(parent)
     os.execvpe(argv[0], argv, env)
 
 
@@ -2888,6 +2924,7 @@ class Toolhost:
         self.prefix = options["exec_prefix"]
         self.prefix_ro = options["exec_prefix_ro"]
         self.limits = Limits(options["limits"])
+        TOOL_UID[0] = options["tool_uid"]
         self.state_dir = os.path.realpath(options["state"])
         try:
             # Not what is above it: a sandbox that was removed meanwhile must stay so.
@@ -4188,7 +4225,7 @@ def parse_options(argv):
     """Reads the command line. `argparse` would cost a third of the start-up."""
     options: dict[str, Any] = {
         "state": None, "workspace": None, "instance": "", "sync": False, "heartbeat_ms": 1000,
-        "exec_prefix": [], "exec_prefix_ro": [], "env": {}, "limits": {},
+        "exec_prefix": [], "exec_prefix_ro": [], "env": {}, "limits": {}, "tool_uid": 0,
     }  # fmt: skip
     at = 0
     while at < len(argv):
@@ -4224,7 +4261,7 @@ def option_value(flag, default, given):
         good = all(type(item) is str for item in value.values())
     if good and flag == "--limits":
         good = all(type(item) is int and item > 0 for item in value.values())
-    if not good or (flag == "--heartbeat-ms" and value < 1):
+    if not good or (flag in ("--heartbeat-ms", "--tool-uid") and value < 1):
         raise SystemExit("toolhost: %s has a wrong value: %s" % (flag, given))
     return value
 
