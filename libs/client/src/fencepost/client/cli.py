@@ -635,16 +635,23 @@ def replay(
     sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="The sandbox's id.")] = "",
     dag: Annotated[str, typer.Option("--dag", help="Tell a DAG's instead.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    draw: Annotated[Path | None, typer.Option(help="Draw it as a page, in this file.")] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell a sandbox's ledger as a timeline, or a DAG's."""
-    from fencepost.client import timeline
+    from fencepost.client import drawn, timeline
 
     if bool(sandbox) == bool(dag):
         raise RefusedError("bad_arguments", "name a sandbox, or a DAG with --dag", field="SANDBOX")
+    if draw is not None and (follow or as_json):
+        raise RefusedError("bad_arguments", "--draw alone: it draws what there is", field="draw")
 
     async def work() -> int:
+        if draw is not None:
+            said = await drawn.write(url, draw, sandbox=sandbox, dag=dag)
+            out.print(said or "", soft_wrap=True, highlight=False)
+            return int(said is not None)
         count = 0
         async with await Client.connect(url) as client:
             told = (

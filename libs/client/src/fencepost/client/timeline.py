@@ -19,6 +19,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     One entry of the ledger. `text` is for people; `entry` is all that was recorded.
 
     `epoch` is the epoch that was open, or the last one, when the entry was made; 0 of a DAG.
+    `owner` is the replica that appended it.
     """
 
     at: str
@@ -26,6 +27,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     index: int
     term: int
+    owner: str
     epoch: int
     kind: str
     text: str
@@ -61,6 +63,7 @@ def _line(recorded: Recorded, index: int, epoch: int, entry: e.SandboxEntry | d.
         seq=recorded.seq,
         index=index,
         term=batch.term,
+        owner=batch.owner,
         epoch=epoch,
         kind=str(type(entry).__struct_config__.tag),
         text=words(entry),

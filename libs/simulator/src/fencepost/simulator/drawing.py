@@ -76,7 +76,7 @@ class Arrow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, kw_only=True):
-    """`notes` are the lines under the title; `left_out` says what is not drawn."""
+    """`notes` are the lines under the title, `thin_band` is what the thin green ones are."""
 
     title: str
     notes: list[str]
@@ -85,6 +85,7 @@ class Picture(msgspec.Struct, kw_only=True):
     bands: list[Band]
     arrows: list[Arrow]
     left_out: str = ""
+    thin_band: str = "an instance that really runs"
 
 
 _STYLE: Final = """
@@ -206,7 +207,7 @@ def page(picture: Picture, *, again: str = "") -> str:
                 for text in broken[:1]
             ),
             *(f"<p>{escape(note)}</p>" for note in picture.notes),
-            _LEGEND,
+            _LEGEND.replace("{thin}", escape(picture.thin_band)),
             "</header>",
             f'<div class="heads"><svg width="{drawn.width}" height="{HEAD}">',
             *_heads(drawn),
@@ -224,7 +225,7 @@ _LEGEND: Final = (
     '<b class="k-order">blue</b> order, <b class="k-receipt">green</b> receipt, '
     '<b class="k-fact">dotted</b> fact, <b class="k-bad">red</b> refused or lost, '
     '<b class="k-fault">◆</b> fault. A wide band is an epoch as the ledger has it, a thin green '
-    "one an instance that really runs, a grey one a term, a hatched one a process that is down. "
+    "one {thin}, a grey one a term, a hatched one a process that is down. "
     "Rest the pointer on a row or an arrow to read all of it.</p>"
 )
 
