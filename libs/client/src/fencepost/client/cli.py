@@ -650,7 +650,8 @@ def replay(
     async def work() -> int:
         if draw is not None:
             said = await drawn.write(url, draw, sandbox=sandbox, dag=dag)
-            out.print(said or "", soft_wrap=True, highlight=False)
+            if said is not None:
+                out.print(said, soft_wrap=True, highlight=False)
             return int(said is not None)
         count = 0
         async with await Client.connect(url) as client:

@@ -138,8 +138,7 @@ class _Drawing:
 
     def take(self, line: Line) -> None:
         owner = f"owner {line.owner}"
-        service = "tracker" if self.is_dag else "planner"
-        self.lanes.setdefault(owner, Lane(owner, f"{service} {line.owner}", "owner"))
+        self.lanes.setdefault(owner, Lane(owner, line.owner, "owner"))
         self.rows.append(
             Row(
                 at=line.at[11:23],
@@ -190,7 +189,7 @@ class _Drawing:
 
     def _gateway(self, name: str) -> str:
         key = f"gateway {name}"
-        self.lanes.setdefault(key, Lane(key, key, "gateway"))
+        self.lanes.setdefault(key, Lane(key, name, "gateway"))
         return key
 
     def _label(self, key: tuple[str, str]) -> str:

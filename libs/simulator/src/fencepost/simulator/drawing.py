@@ -145,6 +145,7 @@ class _Drawn:
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         used = {row.lane for row in picture.rows} | {band.lane for band in picture.bands}
+        used |= {end for arrow in picture.arrows for end in (arrow.start[0], arrow.end[0])}
         self.lanes = [lane for lane in picture.lanes if lane.key in used]
         self.x = {lane.key: TIME + LANE * place for place, lane in enumerate(self.lanes)}
         self.text_x = TIME + LANE * len(self.lanes) + 14
@@ -235,7 +236,8 @@ def _heads(drawn: _Drawn) -> Iterator[str]:
     for lane in drawn.lanes:
         title = lane.title
         if len(title) > TITLE_LETTERS:
-            title = title[: TITLE_LETTERS - 1] + "…"
+            # Names that a machine made differ at their ends.
+            title = f"{title[: TITLE_LETTERS - 7]}…{title[-6:]}"
         x = drawn.x[lane.key] + 4
         yield (
             f'<text class="title g-{lane.group}" x="{x}" y="21">{escape(title)}'
