@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from fencepost.contracts.messages import Seen
 from fencepost.core import ids
-from fencepost.runtime.outbox import Envelope
+from fencepost.runtime.outbox import Envelope, MessageMaker, Resender
 
 from tests.contracts import until
-from tests.toy import Input
+from tests.toy import Input, Told, ToyMachine
 from tests.unit.runtime.rig import SHARDS, Crash, Rig, add, crash_at, state_of
 
 
@@ -120,6 +121,29 @@ async def test_s225_an_early_message_waits_for_the_former_one_to_be_sent_again(r
     await until(lambda: again.shard.last_seen["toy.0"].seq >= 4)
     await rig.settle(sender, again)
     assert (await state_of(again)).heard == ["nine", "ten", "eleven"]
+
+
+@pytest.mark.parametrize("last", [None, 0, 1, 2, 3])
+def test_s225_what_is_sent_again_is_linked_as_it_was_at_first(last: int | None) -> None:
+    # Of one batch: two for the asker, one for somebody else, two for the asker; one of the next.
+    aggregates = [aggregate_of(shard) for shard in (1, 1, 2, 1, 1)]
+    batches = [
+        (7, [Told(to=aggregate, text=str(n)) for n, aggregate in enumerate(aggregates)]),
+        (9, [Told(to=aggregate_of(1), text="next")]),
+    ]
+    first = MessageMaker(ToyMachine(), 0, SHARDS)
+    sent = [item for seq, entries in batches for item in first.make(seq, entries, 0)]
+    mine = [msgspec.json.decode(data, type=Envelope) for at, data in sent if at.endswith(".1")]
+    seen = Seen(0, 0) if last is None else Seen(mine[last].seq, mine[last].index)
+    ask = Envelope(family="toy", shard=1, seq=seen.seq, index=seen.index, resend=True)
+    maker = Resender(ToyMachine(), 0, SHARDS, ask)
+    again = [
+        msgspec.json.decode(data, type=Envelope)
+        for seq, entries in batches
+        if seq >= seen.seq
+        for _, data in maker.make(seq, entries, 0)
+    ]
+    assert again == mine[0 if last is None else last + 1 :]
 
 
 async def test_while_a_message_waits_the_position_stays_below_it(rig: Rig) -> None:

@@ -118,6 +118,33 @@ class MessageMaker:
         return items
 
 
+class Resender:
+    """
+    Makes again what was sent to one receiver after a position. Give it the batches from that
+    position's own on, in order.
+
+    The chain of a batch is made whole before anything of it is passed over: what the asker has
+    already is left out, and each of the others still names the one before it.
+    """
+
+    def __init__(self, machine: Machine[Any, Any], shard: int, shards: int, ask: Envelope) -> None:
+        self._receiver = subjects.message(ask.family, ask.shard)
+        self._after = Seen(ask.seq, ask.index)
+        self._maker = MessageMaker(machine, shard, shards)
+        self._maker.links[self._receiver] = self._after
+
+    def make(self, seq: int, entries: Sequence[Any], now_ms: int) -> list[Item]:
+        items = self._maker.make(seq, entries, now_ms)
+        return [
+            item
+            for index, item in enumerate(items)
+            if item[0] == self._receiver and self._is_missing(seq, index)
+        ]
+
+    def _is_missing(self, seq: int, index: int) -> bool:
+        return (seq, index) > (self._after.seq, self._after.index)
+
+
 class _Record:
     """One batch's publications that are not all acknowledged."""
 

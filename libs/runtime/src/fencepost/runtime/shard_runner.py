@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
-from fencepost.contracts import subjects
 from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch, Position, Seen, Sent
 from fencepost.core import limits
 from fencepost.core.errors import (
@@ -37,7 +36,7 @@ from fencepost.runtime import crash, exchange, snapshots
 from fencepost.runtime.fold import Folder, Shard, decode_batch
 from fencepost.runtime.gate import Gate
 from fencepost.runtime.metrics import RunnerMetrics
-from fencepost.runtime.outbox import Envelope, MessageMaker, Outbox
+from fencepost.runtime.outbox import Envelope, Outbox, Resender
 from fencepost.runtime.ports import (
     AppendRefused,
     AppendUnknown,
@@ -350,6 +349,20 @@ class ShardRunner:
         batch = self._decode(got.payload)
         return self.machine.decode_entries(bytes(batch.entries))
 
+    async def batches_after(self, after: int) -> AsyncIterator[tuple[int, bytes]]:
+        """
+        Yields the accepted batches above a sequence: the former one's sequence, and the entries.
+
+        Up to the head of this moment. Raises `UnknownError` when the read is cut.
+        """
+        shard = self.shard
+        head = shard.head
+        async for seq, payload in self._log.read(shard.subject, after + 1):
+            if seq > head:
+                return
+            batch = self._decode(payload)
+            yield batch.prev, bytes(batch.entries)
+
     async def stop(self, *, hand_over: bool = True) -> None:
         """
         Ends the ownership after the batch in flight.
@@ -640,9 +653,7 @@ class ShardRunner:
     async def _send_again(self, ask: Envelope) -> None:
         """Publishes again what was sent to one receiver after a position."""
         shard = self.shard
-        receiver = subjects.message(ask.family, ask.shard)
-        maker = MessageMaker(self.machine, shard.shard, shard.shards)
-        maker.links[receiver] = Seen(ask.seq, ask.index)
+        maker = Resender(self.machine, shard.shard, shard.shards, ask)
         from_seq = max(ask.seq, 1)
         try:
             async for seq, payload in self._log.read(shard.subject, from_seq):
@@ -651,16 +662,9 @@ class ShardRunner:
                 batch = self._decode(payload)
                 entries = self.machine.decode_entries(bytes(batch.entries))
                 for subject, data in maker.make(seq, entries, batch.now_ms):
-                    if subject != receiver:
-                        continue
-                    envelope = exchange.decode(data)
-                    if (envelope.seq, envelope.index) <= (ask.seq, ask.index):
-                        # Those of the asked batch were taken already; only their order counts.
-                        maker.links[receiver] = Seen(ask.seq, ask.index)
-                        continue
                     self._bus.publish_acked(subject, data, lambda _ok: None)
         except (UnknownError, FencepostError) as error:
-            self.log.warning("resend_failed", receiver=receiver, detail=str(error))
+            self.log.warning("resend_failed", detail=str(error), asker=ask.sender)
 
     # Append.
 
