@@ -11,7 +11,7 @@ BIN     := $(VENV)/bin
 # One line a stage; a stage that succeeds says nothing more.
 STAGE   := @sh scripts/stage.sh
 
-.PHONY: help setup demo demo-swerex test bench lint format types contracts spelling simulate soak lock ci clean
+.PHONY: help setup demo demo-swerex test test-cluster chaos bench lint format types contracts spelling simulate soak lock ci clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,6 +28,12 @@ demo-swerex: setup ## the same on real SWE-ReX servers (ARGS=--json)
 
 test: lint types contracts spelling ## every check, then every test
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-cluster: setup ## three nats-servers, streams at R3, nodes lost (ARGS=--long: again and again)
+	@$(BIN)/python -m pytest tests/cluster $(ARGS)
+
+chaos: setup ## real faults on real processes (ARGS="--seconds=300 --seed=7 --cluster")
+	@$(BIN)/python -m scripts.chaos $(ARGS)
 
 bench: setup ## steps per second beside a plain task queue (ARGS=--json for JSON)
 	@$(BIN)/fencepost bench $(ARGS)

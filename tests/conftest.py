@@ -14,7 +14,11 @@ import pytest_socket
 
 TESTS = Path(__file__).parent
 SOCKETLESS = frozenset({"unit", "properties", "simulation", "tidy"})
-ONE_AT_A_TIME = frozenset({"integration", "acceptance"})
+ONE_AT_A_TIME = frozenset({"integration", "acceptance", "cluster"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="the cluster's faults again and again")
 
 
 def _level(item: pytest.Item) -> str:

@@ -27,19 +27,20 @@ from fencepost.runtime.link import Link
 NODES: Final = 3
 START_S_MAX: Final = 40.0
 TEMPLATE: Final = Path(__file__).parents[2] / "deploy" / "nats" / "cluster.conf"
+AUTHORIZATION: Final = "authorization.conf"
 _LOOK_S: Final = 0.05
 
 
 class Node:
     """One nats-server of a cluster: killed, paused, wiped and started again by its own pid."""
 
-    def __init__(self, name: str, data: Path, *, authorization: str) -> None:
+    def __init__(self, name: str, data: Path, *, beside: Path | None) -> None:
         self.name = name
         self.data = data
         self.port = free_port()
         self.monitor_port = free_port()
         self.route_port = free_port()
-        self._authorization = authorization
+        self._beside = beside
         self._environment: dict[str, str] = {}
         self._child: Child | None = None
 
@@ -76,7 +77,9 @@ class Node:
         self.store.mkdir(parents=True, exist_ok=True)
         config = self.data / TEMPLATE.name
         shutil.copyfile(TEMPLATE, config)
-        (self.data / "authorization.conf").write_text(self._authorization)
+        (self.data / AUTHORIZATION).touch()
+        for other in self._beside.glob("*.conf") if self._beside is not None else ():
+            shutil.copyfile(other, self.data / other.name)
         inherited = {key: value for key, value in os.environ.items() if key[:5] != "NATS_"}
         self._child = Child.start(
             self.name,
@@ -107,11 +110,11 @@ class Node:
 
     async def is_healthy(self) -> bool:
         """Whether it has joined and every stream and consumer of it is current."""
-        answer = await _http_json(self.monitor_port, "/healthz")
+        answer = await http_json(self.monitor_port, "/healthz")
         return answer.get("status") == "ok"
 
     async def has_leader(self) -> bool:
-        answer = await _http_json(self.monitor_port, "/jsz")
+        answer = await http_json(self.monitor_port, "/jsz")
         return bool(answer.get("meta_cluster", {}).get("leader"))
 
 
@@ -119,17 +122,16 @@ class NatsCluster:
     """
     Three nodes. `url` is what services get: all of them, with a comma between.
 
-    `authorization` is the text of the file that the configuration includes: users, permissions,
-    TLS. `folders` may put each node's data somewhere else (on a disk of its own).
+    `beside`: the folder of what the configuration includes (users, permissions, TLS), copied to
+    each node. `folders` may put each node's data somewhere else (on a disk of its own).
     """
 
     def __init__(
-        self, data: Path, *, authorization: str = "", folders: list[Path] | None = None
+        self, data: Path, *, beside: Path | None = None, folders: list[Path] | None = None
     ) -> None:
         places = folders or [data / f"nats-{number}" for number in range(1, NODES + 1)]
         self.nodes = [
-            Node(f"nats-{number}", place, authorization=authorization)
-            for number, place in enumerate(places, 1)
+            Node(f"nats-{number}", place, beside=beside) for number, place in enumerate(places, 1)
         ]
         password = secrets.token_hex(16)
         routes = [f"nats://route:{password}@127.0.0.1:{node.route_port}" for node in self.nodes]
@@ -145,10 +147,10 @@ class NatsCluster:
 
     @classmethod
     async def start(
-        cls, data: Path, *, authorization: str = "", folders: list[Path] | None = None
+        cls, data: Path, *, beside: Path | None = None, folders: list[Path] | None = None
     ) -> Self:
         """Starts all nodes and waits until they agree; raises `StartError`."""
-        cluster = cls(data, authorization=authorization, folders=folders)
+        cluster = cls(data, beside=beside, folders=folders)
         try:
             await cluster.restart()
         except BaseException:
@@ -228,7 +230,7 @@ class _Clustered(msgspec.Struct):
     cluster: _Replicas = msgspec.field(default_factory=_Replicas)
 
 
-async def _http_json(port: int, path: str) -> dict[str, Any]:
+async def http_json(port: int, path: str) -> dict[str, Any]:
     """A monitoring endpoint's answer, or {} where none comes."""
     try:
         async with asyncio.timeout(1.0):
