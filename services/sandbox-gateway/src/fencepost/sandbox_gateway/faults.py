@@ -1,15 +1,16 @@
 """
 Faults on demand, for demonstrations and tests: a reclaimed sandbox, a receipt that comes late, a
-provider that refuses to stop one or takes its time over one.
+message that is delivered twice, a provider that refuses to stop one or takes its time over one.
 
 Only where the settings allow it. No sandbox is faked: a reclaim kills real processes and removes a
-real disk behind the control plane's back, and a held receipt is the toolhost's own.
+real disk behind the control plane's back, and a held or repeated receipt is the toolhost's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from fencepost.sandbox_gateway.attachment import Attachment
 
 HOLD_MS_MAX: Final = 60_000
 TIMES_MAX: Final = 100
+PERCENT_MAX: Final = 90  # an echo may echo, and must come to an end
 AHEAD_MAX: Final = 1_000
 
 logger = structlog.get_logger(__name__)
@@ -30,17 +32,29 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """
-    `do`: reclaim, hold_receipts (for at most `ms`), release_receipts, or refuse_stops (the next
-    `times`). Ahead of a sandbox, which is then named: slow_create, by `ms`.
+    `do`: reclaim, hold_receipts (for at most `ms`), release_receipts, refuse_stops (the next
+    `times`), or echo (`percent` of orders and receipts come a second time, up to `ms` late; 0 ends
+    it). Ahead of a sandbox, which is then named: slow_create, by `ms`.
     """
 
     do: str
     ms: int = 10_000
     times: int = 1
+    percent: int = 0
     sandbox: str = ""
 
 
 _FAULT: Final = msgspec.json.Decoder(Fault)
+
+
+class _Echo:
+    """`random` is seeded by the sandbox's id, so that a run is as repeatable as its timing is."""
+
+    def __init__(self, sandbox: str) -> None:
+        self.random = Random(sandbox)
+        self.percent = 0
+        self.ms = 0
+        self.count = 0
 
 
 class _Hold:
@@ -72,6 +86,7 @@ class Faults:
         self._holds: dict[Attachment, _Hold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused_stops: dict[str, int] = {}
+        self._echoes: dict[str, _Echo] = {}
         self._slow: dict[str, int] = {}
         self._slow_until_s: dict[str, float] = {}
 
@@ -123,6 +138,19 @@ class Faults:
         hold.receipts.append((stamped, size))
         return True
 
+    @property
+    def is_echoing(self) -> bool:
+        return bool(self._echoes)
+
+    def echo(self, sandbox: str, again: Callable[[], None]) -> None:
+        """Lets a share of a sandbox's messages come once more, as the network may."""
+        found = self._echoes.get(sandbox)
+        if found is None or found.random.randrange(100) >= found.percent:
+            return
+        found.count += 1
+        late_s = found.random.random() * found.ms / 1000
+        asyncio.get_running_loop().call_later(late_s, again)
+
     def _decode(self, msg: Any) -> Fault | None:
         try:
             return _FAULT.decode(msg.data)
@@ -166,7 +194,12 @@ class Faults:
             case "refuse_stops" if attachment is not None or sandbox in self._refused_stops:
                 self._refused_stops[sandbox] = max(0, min(fault.times, TIMES_MAX))
                 self._answer(msg.reply, {"ok": True})
-            case "reclaim" | "hold_receipts" | "refuse_stops":
+            case "echo" if attachment is not None or sandbox in self._echoes:
+                found = self._echoes.setdefault(sandbox, _Echo(sandbox))
+                found.percent = max(0, min(fault.percent, PERCENT_MAX))
+                found.ms = max(0, min(fault.ms, HOLD_MS_MAX))
+                self._answer(msg.reply, {"ok": True, "echoed": found.count})
+            case "reclaim" | "hold_receipts" | "refuse_stops" | "echo":
                 # Another gateway has it, and answers.
                 pass
             case _:

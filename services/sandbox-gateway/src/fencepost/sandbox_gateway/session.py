@@ -16,6 +16,7 @@ import asyncio
 import secrets
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -359,10 +360,19 @@ class GatewaySession:
             self._metrics.orders_refused.labels("malformed").inc()
             logger.warning("orders_malformed", gateway=self.id, detail=str(error))
             return
+        self._take_decoded(orders)
+
+    def _take_decoded(self, orders: list[Order]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._over.is_set() or self._lease.is_over(now_ms):
+            return
         may_write = self._lease.may_write(now_ms)
         writes: dict[Attachment, list[bytes]] = {}
         dispatched = 0
         for order in orders:
+            if self._faults is not None and self._faults.is_echoing:
+                sandbox = order.fence.sandbox if isinstance(order, Dispatch) else order.sandbox
+                self._faults.echo(sandbox, partial(self._take_decoded, [order]))
             if type(order) is not Dispatch:
                 self._take_order(order)
                 continue
@@ -466,6 +476,9 @@ class GatewaySession:
         size = len(body) + 256
         if self._faults is None or not self._faults.holds(attachment, stamped, size):
             self._receipts.put(attachment.shard, stamped, size)
+        if self._faults is not None and self._faults.is_echoing:
+            again = partial(self._receipts.put, attachment.shard, stamped, size)
+            self._faults.echo(attachment.sandbox, again)
 
     async def _publish_oversized(
         self, attachment: Attachment, body: bytes, receipt: Receipt | None
