@@ -616,6 +616,8 @@ class Journal:
         self.open = set()
         self.dropped = []
         self.owed = []
+        self.restoring = None  # the record of a restore that is not finished
+        self.restored = None  # the record of one that is
 
     def refresh(self):
         """Takes in what other processes appended, or replaced by a compaction."""
@@ -713,6 +715,10 @@ class Journal:
         if kind == "base":
             self.seq = record["seq"]
             self.forgotten_no = record["no"]
+            return
+        if kind in RESTORES:
+            self.restoring = record if kind == "restoring" else None
+            self.restored = record if kind == "restored" else None
             return
         if kind == "opened":
             return
@@ -823,6 +829,8 @@ class Journal:
         lines = [
             b'{"k":"base","seq":%d,"no":%d}' % (self.seq - self.done_count(), self.forgotten_no)
         ]
+        if self.restoring or self.restored:
+            lines.append(_dumps(self.restoring or self.restored).encode())
         for key in self.order:
             lines.extend(self.lines_of(self.entries[key]))
         data = b"".join(b"%08x %b\n" % (binascii.crc32(line), line) for line in lines)
@@ -845,6 +853,14 @@ class Journal:
         if self.sync:
             sync_dir(self.dir)
 
+    def is_untouched(self):
+        """Whether no step was ever applied here, nor may have been."""
+        return not (
+            self.seq
+            or self.forgotten_no
+            or any(entry.state in ("open", "done", "broken") for entry in self.entries.values())
+        )
+
     def done_count(self):
         return sum(1 for entry in self.entries.values() if entry.receipt is not None)
 
@@ -865,6 +881,7 @@ class Journal:
         return lines
 
 
+RESTORES = ("restoring", "restored", "unrestored")
 LONG_PART = {"begun": b'"x":', "done": b'"r":'}
 
 
@@ -964,6 +981,40 @@ class Workspace:
         hidden = self.hidden_parts
         if hidden is not None and parts[: len(hidden)] == hidden[: len(parts)]:
             raise bad(field, "leads to the toolhost's own state")
+
+    def is_own(self, parts):
+        """Whether a path is the toolhost's: its state, its trash, or a temporary file."""
+        if parts[0] == TRASH or (
+            parts[-1].startswith(TEMP_PREFIX) and parts[-1].endswith(TEMP_SUFFIX)
+        ):
+            return True
+        return self.is_state(parts)
+
+    def is_state(self, parts):
+        hidden = self.hidden_parts
+        return hidden is not None and parts[: len(hidden)] == hidden
+
+    def leads_to_own(self, parts):
+        hidden = self.hidden_parts
+        return hidden is not None and parts != hidden and parts == hidden[: len(parts)]
+
+    def above_own(self):
+        """The directories that cannot be removed: the workspace, and those above the state."""
+        count = 1 if self.hidden_parts is None else len(self.hidden_parts)
+        return [(self.hidden_parts or ())[:number] for number in range(count)]
+
+    def is_empty(self):
+        """Whether there is nothing but what is the toolhost's own."""
+        dirs = Dirs(self.root_fd)
+        try:
+            for here in self.above_own():
+                for entry in scan(dirs.open(here)):
+                    parts = (*here, os.fsencode(entry.name))
+                    if not self.is_own(parts) and not self.leads_to_own(parts):
+                        return False
+        finally:
+            dirs.close()
+        return True
 
     def dir_fd(self, parts, field="path"):
         """The open directory, or None where nothing is; symbolic links are never traversed."""
@@ -2254,6 +2305,975 @@ PLANS = {
 }
 
 
+# ---------------------------------------------------------------- checkpoints
+#
+# A snapshot of the workspace is a Merkle tree of chunks named by their sha256:
+#   pack    the contents of neighbouring small files, one after the other
+#   block   a part of a large file, or (`list`) the digests of such parts
+#   page    entries of neighbouring paths, with the packs that hold their contents
+#   index   pages, by their digests; the root, an index with totals, is the manifest
+# A path in a page has one character a byte, so that any name can stand in JSON. Paths stand in
+# the order of a walk, directories before what is in them. Where a pack, a page or
+# an index ends depends on the paths and sizes alone, so a change moves its neighbourhood only.
+#
+# The cache tells which contents were read under which stats. Git's rule holds: what changed so
+# shortly before the walk that a later change could look the same is read again the next time.
+
+SNAPSHOT = 1  # of the form of pages
+SMALL_BYTES = 128 * 1024  # larger files are cut in blocks
+PACK_BYTES = 128 * 1024  # a pack's usual size
+CHUNK_BYTES = 512 * 1024  # no chunk is larger
+PAGE_ENTRIES, PAGE_ENTRIES_MAX = 256, 1024
+PAGE_BYTES = 200 * 1024  # of entries, before a page is closed
+INDEX_CHILDREN, INDEX_CHILDREN_MAX = 64, 256
+INLINE_BLOCKS = 64  # of one file; more stand in lists
+LIST_BLOCKS = 8192
+LEVELS_MAX = 8
+ENTRIES_MAX = 2_000_000
+CHUNKS_MAX = 262_144
+OFFER = 16  # chunks that are offered, or asked for, at once
+NEEDS = 2 * OFFER  # chunks that may be on their way during a restore
+JOB_SILENT_S = 60.0  # how long the gateway may say nothing to a checkpoint or restore
+JOB_SLICE_S = 0.02
+TICK_NS = 50_000_000  # within this a file may change without another time
+COARSE_TICK_NS = 2_100_000_000  # the same where times are whole seconds
+PATH_BYTES = 4096
+
+
+class Broken(Exception):
+    """A checkpoint or a restore cannot be finished; the reason is a word of the protocol."""
+
+    def __init__(self, reason, detail=""):
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def broken_by(error):
+    if is_no_space(error):
+        return Broken("no_space", str(error))
+    return Broken("io_error", str(error))
+
+
+def mixed(path, salt):
+    """32 bits that depend on a path alone, as evenly spread for similar paths as for others."""
+    return (binascii.crc32(path, salt) * 0x9E3779B1 >> 3) & 0xFFFFFFFF
+
+
+def by_digest(data):
+    return hashlib.sha256(data).digest()
+
+
+class Dirs:
+    """
+    Directories below the workspace, opened component by component, the latest ones kept open.
+
+    Symbolic links are never followed: an `OSError` (ELOOP, ENOTDIR) where one stands.
+    """
+
+    KEPT = 100
+
+    def __init__(self, root_fd):
+        self.root_fd = root_fd
+        self.fds: dict[Any, int] = {}
+
+    def open(self, parts):
+        fd = self.root_fd if not parts else self.fds.get(parts)
+        if fd is not None:
+            return fd
+        known = len(parts) - 1
+        while known and parts[:known] not in self.fds:
+            known -= 1
+        fd = self.fds[parts[:known]] if known else self.root_fd
+        while known < len(parts):
+            known += 1
+            fd = os.open(parts[known - 1], DIR_FLAGS, dir_fd=fd)
+            self.fds[parts[:known]] = fd
+            if len(self.fds) > self.KEPT:
+                oldest = next(iter(self.fds))
+                os.close(self.fds.pop(oldest))
+        return fd
+
+    def forget(self, parts):
+        fd = self.fds.pop(parts, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self):
+        for fd in self.fds.values():
+            os.close(fd)
+        self.fds.clear()
+
+    def wipe(self, workspace):
+        """Removes everything but the toolhost's own; yields between directories."""
+        for root in workspace.above_own():
+            stack = [root]
+            while stack:
+                here = stack[-1]
+                below = self.wipe_one(here, workspace)
+                yield AGAIN
+                if below:
+                    stack.extend(below)
+                    continue
+                stack.pop()
+                self.forget(here)
+                if here != root:
+                    os.rmdir(here[-1], dir_fd=self.open(here[:-1]))
+
+    def wipe_one(self, here, workspace):
+        """Removes a directory's files; returns its directories that are still to be emptied."""
+        try:
+            fd = self.open(here)
+        except FileNotFoundError:
+            return []
+        except PermissionError:
+            os.chmod(here[-1], 0o700, dir_fd=self.open(here[:-1]))
+            fd = self.open(here)
+        found = scan(fd)
+        if found and os.fstat(fd).st_mode & 0o300 != 0o300:
+            os.fchmod(fd, 0o700)
+        below = []
+        for entry in found:
+            name = os.fsencode(entry.name)
+            parts = (*here, name)
+            if workspace.is_state(parts) or workspace.leads_to_own(parts):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                try:
+                    os.rmdir(name, dir_fd=fd)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    below.append(parts)
+            else:
+                os.unlink(name, dir_fd=fd)
+        return below
+
+
+def scan(fd):
+    """The entries of an open directory, which must stay open while they are looked at."""
+    with os.scandir(fd) as found:
+        return list(found)
+
+
+AGAIN, WAIT = "again", "wait"  # what a job's generator yields: go on, or wait for a frame
+
+
+class Job:
+    """
+    A checkpoint or a restore under way: a generator that the loop moves on in slices, so that
+    heartbeats, reads and revocations go on. The lock is held for as long as it lives.
+    """
+
+    def __init__(self, kind, head):
+        self.kind = kind
+        self.id = head.get("id")
+        self.key = ""
+        self.checkpoint = word("checkpoint", head.get("checkpoint"))
+        self.session = string("session", head.get("session"))
+        self.epoch = whole("epoch", head.get("epoch"), 1)
+        if kind == "restore":
+            self.manifest = head.get("manifest")
+            if not is_digest(self.manifest):
+                raise Malformed("manifest")
+        else:
+            self.base = string("base", head.get("base", ""))
+        self.steps = None
+        self.inbox: deque[Any] = deque()
+        self.waits = False
+        self.heard = _monotonic()
+
+    def is_ready(self):
+        return not self.waits or bool(self.inbox)
+
+    def next_frame(self):
+        """The next frame for this job: `frame = yield from job.next_frame()`."""
+        while not self.inbox:
+            yield WAIT
+        return self.inbox.popleft()
+
+
+class Cache:
+    """
+    `snapshot.json` in the state folder: what the last stored snapshot read, and under which stats.
+
+    A hint: what is missing or unreadable is read from the disk again.
+    """
+
+    def __init__(self, state_dir):
+        self.path = os.path.join(state_dir, "snapshot.json")
+
+    def load(self):
+        """(manifest, {key of stats: digests of contents}, other digests of that snapshot)."""
+        try:
+            with open(self.path, "rb") as file:
+                found = json.loads(file.read())
+            if found["v"] != SNAPSHOT:
+                raise ValueError
+            read = {
+                key: [binascii.unhexlify(one) for one in digests]
+                for key, digests in found["read"].items()
+            }
+            return found["manifest"], read, {binascii.unhexlify(one) for one in found["more"]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return "", {}, set()
+
+    def store(self, manifest, read, more):
+        """Replaces it; a failure costs the next snapshot its speed alone."""
+        temp = "%s.%d" % (self.path, os.getpid())
+        told = {
+            "v": SNAPSHOT, "manifest": manifest, "more": [one.hex() for one in more],
+            "read": {key: [one.hex() for one in digests] for key, digests in read.items()},
+        }  # fmt: skip
+        try:
+            with open(temp, "w") as file:
+                file.write(_dumps(told))
+            crash("cache_written")
+            os.rename(temp, self.path)
+        except OSError:
+            try:
+                os.unlink(temp)
+            except OSError:
+                return
+
+
+class Found:
+    """One file of the walk."""
+
+    __slots__ = ("ctime", "dev", "ino", "mode", "mtime", "parts", "path", "size")
+
+    def __init__(self, parts, path, found):
+        self.parts = parts
+        self.path = path
+        self.mode = found.st_mode & 0o777
+        self.size = found.st_size
+        self.mtime = found.st_mtime_ns
+        self.ctime = found.st_ctime_ns
+        self.ino = found.st_ino
+        self.dev = found.st_dev
+
+    def told(self):
+        return b"%b\0%d %d %d %d %d\n" % (
+            self.path, self.size, self.mtime, self.ctime, self.ino, self.dev,
+        )  # fmt: skip
+
+    def is_racy(self, now_ns):
+        """Whether it could be changed after this walk and show the same times."""
+        coarse = self.ctime % 1_000_000_000 == 0 and self.mtime % 1_000_000_000 == 0
+        return self.ctime >= now_ns - (COARSE_TICK_NS if coarse else TICK_NS)
+
+
+class Page:
+    """Entries of neighbouring paths, and the pack that is being filled."""
+
+    def __init__(self):
+        self.entries = []  # type: list[Any]
+        self.packs = []  # type: list[Any]
+        self.bytes = 0  # of the entries, about
+        self.files = 0
+        self.size = 0  # of the files
+        self.group = []  # type: list[Found]
+        self.group_size = 0
+
+
+class Snapshot:
+    """
+    Walks the workspace and offers every chunk that the base does not hold.
+
+    `run` is the job's generator; `send` takes frames. Nothing on the disk changes but the cache,
+    which is written when the gateway says that all of it is kept.
+    """
+
+    def __init__(self, job, workspace, cache, is_alone, send):
+        self.job = job
+        self.workspace = workspace
+        self.send = send
+        self.cache = cache
+        self.dirs = Dirs(workspace.root_fd)
+        self.is_alone = is_alone  # no process that could write meanwhile
+        self.now_ns = self.time_of_disk() if is_alone else 0
+        manifest, self.was_read, more = cache.load()
+        # What the base holds is kept already, and is not offered again.
+        self.held = set()  # type: set[bytes]
+        if job.base and manifest == job.base:
+            self.held = more.union(*self.was_read.values())
+        self.read = {}  # type: dict[str, list[bytes]]
+        self.more = set()  # type: set[bytes]
+        self.all = set()  # type: set[bytes]
+        self.seen = set()  # type: set[bytes]
+        self.waiting = []  # type: list[tuple[bytes, str, bytes]]
+        self.files = self.entries = self.size = self.sent = self.skipped = 0
+        self.children = []  # type: list[Any]
+
+    def time_of_disk(self):
+        """What the workspace's file system takes for now; 0 where that cannot be asked."""
+        name = TEMP_PREFIX + b"probe" + TEMP_SUFFIX
+        root = self.workspace.root_fd
+        try:
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=root))
+            found = os.stat(name, dir_fd=root, follow_symlinks=False)
+            os.unlink(name, dir_fd=root)
+        except OSError:
+            return 0
+        return found.st_ctime_ns
+
+    # -- the walk
+
+    def run(self):
+        """Yields as a job does; returns the manifest."""
+        try:
+            page = Page()
+            for item in self.walk():
+                if item is None:
+                    yield AGAIN
+                    continue
+                yield from self.add(page, *item)
+                if self.is_full(page, item[1]):
+                    yield from self.close_page(page)
+                    page = Page()
+            if page.entries:
+                yield from self.close_page(page)
+            manifest = yield from self.close_tree()
+            yield from self.offer()
+            return "sha256:" + manifest.hex()
+        finally:
+            self.dirs.close()
+
+    def walk(self):
+        """
+        Every entry as (parts, path, stat, link target), directories before what is in them; None
+        where the loop may do something else.
+        """
+        stack = [iter(self.level(()))]
+        while stack:
+            item = next(stack[-1], None)
+            if item is None:
+                stack.pop()
+                continue
+            yield item
+            if stat.S_ISDIR(item[2].st_mode):
+                stack.append(iter(self.level(item[0])))
+                yield None
+
+    def level(self, here):
+        """What is in one directory, by name."""
+        fd = self.dirs.open(here)
+        prefix = b"/".join((*here, b""))
+        level = []
+        for entry in scan(fd):
+            name = os.fsencode(entry.name)
+            parts = (*here, name)
+            if self.workspace.is_own(parts):
+                continue
+            found = entry.stat(follow_symlinks=False)
+            kind = stat.S_IFMT(found.st_mode)
+            target = b""
+            if kind == stat.S_IFLNK:
+                target = os.readlink(name, dir_fd=fd)
+            elif kind not in (stat.S_IFREG, stat.S_IFDIR):
+                self.skipped += 1  # a socket, a pipe or a device is nothing that could be kept
+                continue
+            path = prefix + name
+            if len(path) > PATH_BYTES:
+                raise Broken("too_large", "a path of more than %d bytes" % PATH_BYTES)
+            level.append((parts, path, found, target))
+        level.sort(key=lambda item: item[0][-1])
+        self.entries += len(level)
+        if self.entries > ENTRIES_MAX:
+            raise Broken("too_large", "more than %d paths" % ENTRIES_MAX)
+        return level
+
+    def add(self, page, parts, path, found, target):
+        told = path.decode("latin-1")
+        page.bytes += len(told) + 60
+        if stat.S_ISDIR(found.st_mode):
+            page.entries.append([told, "d", found.st_mode & 0o777])
+            return
+        if stat.S_ISLNK(found.st_mode):
+            page.entries.append([told, "l", target.decode("latin-1")])
+            page.bytes += len(target)
+            return
+        file = Found(parts, path, found)
+        page.files += 1
+        page.size += file.size
+        if file.size > SMALL_BYTES:
+            yield from self.close_pack(page)
+            digests = yield from self.cut(file)
+            kind = "f"
+            if len(digests) > INLINE_BLOCKS:
+                kind = "F"
+                digests = yield from self.listed(digests)
+            page.entries.append(
+                [told, kind, file.mode, file.mtime, file.size, [one.hex() for one in digests]]
+            )
+            page.bytes += 67 * len(digests)
+            return
+        if page.group_size + file.size > CHUNK_BYTES:
+            yield from self.close_pack(page)
+        page.entries.append([told, "s", file.mode, file.mtime, file.size])
+        if file.size:
+            page.group.append(file)
+            page.group_size += file.size
+            # Chances by size: packs of many tiny files and of few larger ones end up alike.
+            if mixed(path, 1) * PACK_BYTES < file.size + 64 << 32:
+                yield from self.close_pack(page)
+
+    def is_full(self, page, path):
+        count = len(page.entries)
+        if count >= PAGE_ENTRIES_MAX or page.bytes >= PAGE_BYTES:
+            return True
+        return mixed(path, 2) * PAGE_ENTRIES < 1 << 32
+
+    # -- contents
+
+    def cached(self, key):
+        """The digests of contents that need not be read: they are known, and the base has them."""
+        digests = self.was_read.get(key) if self.now_ns else None
+        if digests is None or not all(one in self.held or one in self.seen for one in digests):
+            return None
+        return digests
+
+    def note(self, key, digests, files):
+        self.all.update(digests)
+        if len(self.all) > CHUNKS_MAX:
+            raise Broken("too_large", "more than %d chunks" % CHUNKS_MAX)
+        if self.now_ns and not any(file.is_racy(self.now_ns) for file in files):
+            self.read[key] = digests
+
+    def close_pack(self, page):
+        group = page.group
+        if not group:
+            return
+        key = hashlib.sha256(b"pack" + b"".join(file.told() for file in group)).hexdigest()
+        digests = self.cached(key)
+        if digests is None:
+            data = b"".join([self.content(file) for file in group])
+            digests = [(yield from self.emit("content", data))]
+        self.note(key, digests, group)
+        page.packs.append([digests[0].hex(), page.group_size])
+        page.group = []
+        page.group_size = 0
+
+    def content(self, file):
+        fd = self.open(file)
+        try:
+            data = read_fully(fd, file.size)
+            self.check_same(file, os.fstat(fd), len(data))
+            return data
+        finally:
+            os.close(fd)
+
+    def cut(self, file):
+        """The digests of a large file's blocks."""
+        key = hashlib.sha256(b"file" + file.told()).hexdigest()
+        digests = self.cached(key)
+        if digests is None:
+            digests = []
+            fd = self.open(file)
+            try:
+                left = file.size
+                while left:
+                    data = read_up_to(fd, min(left, CHUNK_BYTES))
+                    if not data:
+                        break
+                    left -= len(data)
+                    digests.append((yield from self.emit("content", data)))
+                    yield AGAIN
+                self.check_same(file, os.fstat(fd), file.size - left)
+            finally:
+                os.close(fd)
+        self.note(key, digests, [file])
+        return digests
+
+    def listed(self, digests):
+        lists = []
+        for at in range(0, len(digests), LIST_BLOCKS):
+            data = b"".join(digests[at : at + LIST_BLOCKS])
+            lists.append((yield from self.emit("list", data)))
+        self.all.update(lists)
+        return lists
+
+    def open(self, file):
+        try:
+            return os.open(file.parts[-1], READ_FLAGS, dir_fd=self.dirs.open(file.parts[:-1]))
+        except FileNotFoundError:
+            raise self.changed(file) from None
+
+    def check_same(self, file, now, length):
+        told = Found(file.parts, file.path, now).told()
+        if not stat.S_ISREG(now.st_mode) or told != file.told() or length != file.size:
+            raise self.changed(file)
+
+    def changed(self, file):
+        return Broken("busy", "%s changed while it was read" % text(file.path))
+
+    # -- the tree of pages
+
+    def close_page(self, page):
+        yield from self.close_pack(page)
+        told = {"v": SNAPSHOT, "k": "page", "packs": page.packs, "e": page.entries}
+        digest = yield from self.emit("page", _dumps(told).encode())
+        self.all.add(digest)
+        self.children.append([digest.hex(), page.files, page.size])
+        self.files += page.files
+        self.size += page.size
+
+    def close_tree(self):
+        level = self.children
+        while len(level) > INDEX_CHILDREN_MAX:
+            level = yield from self.index(level)
+        root = {
+            "v": SNAPSHOT, "k": "root", "entries": self.entries, "files": self.files,
+            "size": self.size, "c": level,
+        }  # fmt: skip
+        digest = yield from self.emit("page", _dumps(root).encode())
+        self.all.add(digest)
+        return digest
+
+    def index(self, level):
+        above = []
+        children = []  # type: list[Any]
+        for number, child in enumerate(level, 1):
+            children.append(child)
+            count = len(children)
+            cut = count >= 8 and int(child[0][:8], 16) % INDEX_CHILDREN == 0
+            if cut or count >= INDEX_CHILDREN_MAX or number == len(level):
+                told = {"v": SNAPSHOT, "k": "index", "c": children}
+                digest = yield from self.emit("page", _dumps(told).encode())
+                self.all.add(digest)
+                above.append(
+                    [digest.hex(), sum(one[1] for one in children), sum(one[2] for one in children)]
+                )
+                children = []
+        return above
+
+    # -- sending
+
+    def emit(self, kind, data):
+        """Has a chunk offered, unless it is known to be kept; returns its digest."""
+        digest = by_digest(data)
+        if digest not in self.held and digest not in self.seen:
+            self.seen.add(digest)
+            self.waiting.append((digest, kind, data))
+            if len(self.waiting) >= OFFER:
+                yield from self.offer()
+        return digest
+
+    def offer(self):
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return
+        if CRASH_AT:
+            crash("checkpoint_offer")
+        self.send({"k": "offer", "id": self.job.id}, b"".join(one[0] for one in waiting))
+        head, body = yield from self.job.next_frame()
+        if head["k"] != "want" or len(body) % 32:
+            raise Broken("io_error", "no answer to an offer: %s" % shown(head["k"]))
+        wanted = {body[at : at + 32] for at in range(0, len(body), 32)}
+        for digest, kind, data in waiting:
+            if digest in wanted:
+                self.sent += len(data)
+                self.send(
+                    {"k": "chunk", "id": self.job.id, "digest": digest.hex(), "kind": kind}, data
+                )
+        if CRASH_AT:
+            crash("checkpoint_sent")
+
+    def to_cache(self):
+        """What the cache is to hold of this snapshot once all of it is kept."""
+        return self.read, self.all.difference(*self.read.values())
+
+
+def read_up_to(fd, size):
+    """As many bytes as are there, up to `size`."""
+    data = os.read(fd, size)
+    while 0 < len(data) < size:
+        more = os.read(fd, size - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+# ---------------------------------------------------------------- restoring
+
+
+def corrupt(problem):
+    return Broken("corrupt", problem)
+
+
+class Restore:
+    """
+    Makes a checkpoint's tree in an empty workspace, chunk by chunk, as they come.
+
+    Every chunk is asked for by its digest and has it, or nothing of it is used. Chunks come in
+    the order in which they were asked for, which is the order of the paths where that is known.
+    No path is believed: each goes by the rules of tools, and none is written twice.
+    """
+
+    def __init__(self, job, workspace, sync, send):
+        self.job = job
+        self.workspace = workspace
+        self.sync = sync
+        self.send = send
+        self.dirs = Dirs(workspace.root_fd)
+        self.pending = []  # type: list[Any]
+        self.awaited: deque[Any] = deque()
+        self.count = 0
+        self.last = ()  # type: tuple[bytes, ...]
+        self.modes = []  # type: list[Any]
+        self.made_in = set()  # type: set[tuple[bytes, ...]]
+        self.totals = (0, 0, 0)
+        self.entries = self.files = self.size = 0
+
+    def run(self):
+        """Yields as a job does, until the tree is whole."""
+        import heapq
+
+        self.push, self.pop = heapq.heappush, heapq.heappop
+        try:
+            self.need((), unhexed(self.job.manifest[7:]), self.take_root)
+            while self.pending or self.awaited:
+                self.ask()
+                head, body = yield from self.job.next_frame()
+                self.take(head, body)
+                yield AGAIN
+            if (self.entries, self.files, self.size) != self.totals:
+                raise corrupt("the totals of the manifest are wrong")
+            yield from self.finish()
+        finally:
+            self.dirs.close()
+            for _, _, taker in [*self.awaited, *(item[2:] for item in self.pending)]:
+                close = getattr(taker, "close", None)
+                if close is not None:
+                    close()
+
+    def need(self, where, digest, taker):
+        """Has a chunk asked for; `where` is its place in the order of the tree."""
+        self.count += 1
+        if self.count > 2 * CHUNKS_MAX:
+            raise corrupt("more than %d chunks" % CHUNKS_MAX)
+        self.push(self.pending, (where, self.count, where, digest, taker))
+
+    def ask(self):
+        if not self.pending or len(self.awaited) > NEEDS - OFFER:
+            return
+        asked = []
+        while self.pending and len(self.awaited) < NEEDS:
+            item = self.pop(self.pending)[2:]
+            self.awaited.append(item)
+            asked.append(item[1])
+        self.send({"k": "need", "id": self.job.id}, b"".join(asked))
+
+    def take(self, head, body):
+        if not self.awaited:
+            raise Broken("io_error", "a frame that was not asked for")
+        where, digest, taker = self.awaited.popleft()
+        if head["k"] == "chunk_failed":
+            reason = head.get("reason")
+            known = reason in ("missing", "corrupt", "unreachable")
+            raise Broken(reason if known else "io_error", "chunk %s" % digest.hex())
+        if head["k"] != "chunk":
+            raise Broken("io_error", "no answer to a need: %s" % shown(head["k"]))
+        if by_digest(body) != digest:
+            raise corrupt("chunk %s has other bytes" % digest.hex())
+        taker(where, body)
+
+    # -- pages
+
+    def parsed(self, body, kinds):
+        try:
+            page = _loads(body.decode("utf-8"))
+        except (ValueError, RecursionError):
+            raise corrupt("a page that is not JSON") from None
+        if type(page) is not dict or page.get("v") != SNAPSHOT or page.get("k") not in kinds:
+            raise corrupt("a page of another form")
+        return page
+
+    def take_root(self, where, body):
+        root = self.parsed(body, ("root",))
+        self.totals = tuple(natural(root.get(name)) for name in ("entries", "files", "size"))
+        if self.totals[0] > ENTRIES_MAX:
+            raise corrupt("more than %d paths" % ENTRIES_MAX)
+        self.take_children(where, root)
+
+    def take_page(self, where, body):
+        page = self.parsed(body, ("page", "index"))
+        if page["k"] == "page":
+            self.take_entries(where, page)
+        elif len(where) >= LEVELS_MAX:
+            raise corrupt("more than %d levels" % LEVELS_MAX)
+        else:
+            self.take_children(where, page)
+
+    def take_children(self, where, page):
+        for number, child in enumerate(listed_in(page, "c", INDEX_CHILDREN_MAX)):
+            if type(child) is not list or not child:
+                raise corrupt("a child of another form")
+            self.need((*where, number), unhexed(child[0]), self.take_page)
+
+    def take_entries(self, where, page):
+        """Makes a page's directories, links and empty files; asks for the other contents."""
+        packs = iter(listed_in(page, "packs", PAGE_ENTRIES_MAX))
+        files = []  # type: list[Any]
+        left = number = 0
+        for entry in listed_in(page, "e", PAGE_ENTRIES_MAX):
+            if type(entry) is not list or len(entry) not in (3, 5, 6) or type(entry[1]) is not str:
+                raise corrupt("an entry of another form")
+            parts = self.path_of(entry[0])
+            kind = entry[1] if len(entry) == KINDS.get(entry[1]) else ""
+            self.entries += 1
+            number += 1
+            if kind == "d":
+                self.make_dir(parts, mode_of(entry[2]))
+            elif kind == "l":
+                self.make_link(parts, entry[2])
+            elif kind:
+                file = Target(parts, entry)
+                self.files += 1
+                self.size += file.size
+                if kind != "s":
+                    self.need_blocks((*where, number), file, entry[5], kind)
+                elif not file.size:
+                    self.write(file, b"")
+                else:
+                    if not left:
+                        files = []
+                        left = self.need_pack((*where, number), next(packs, None), files)
+                    files.append(file)
+                    left -= file.size
+                    if left < 0:
+                        raise corrupt("a pack that ends inside a file")
+            else:
+                raise corrupt("an entry of an unknown kind")
+        if left or next(packs, None) is not None:
+            raise corrupt("a pack with more bytes than its files")
+
+    def path_of(self, told):
+        """A page's path as components, by the rules of tools and in the order of a walk."""
+        try:
+            raw = told.encode("latin-1")
+        except (AttributeError, UnicodeEncodeError):
+            raise corrupt("a path that is none") from None
+        parts = tuple(raw.split(b"/"))
+        if len(raw) > PATH_BYTES or b"\0" in raw:
+            raise corrupt("the path %s" % shown(raw))
+        for part in parts:
+            if part in (b"", b".", b"..") or len(part) > 255:
+                raise corrupt("the path %s" % shown(raw))
+        if self.workspace.is_own(parts):
+            raise corrupt("%s is the toolhost's own" % shown(raw))
+        if parts <= self.last:
+            raise corrupt("%s is out of order" % shown(raw))
+        self.last = parts
+        return parts
+
+    # -- making
+
+    def make_dir(self, parts, mode):
+        try:
+            parent = self.dirs.open(parts[:-1])
+            os.mkdir(parts[-1], 0o755, dir_fd=parent)
+        except FileExistsError:
+            if not self.workspace.leads_to_own(parts):
+                raise corrupt("%s is there already" % shown(joined(parts))) from None
+        except OSError as error:
+            raise self.failed(parts, error) from error
+        self.made_in.add(parts[:-1])
+        if mode != 0o755:
+            self.modes.append((parts, mode))
+
+    def make_link(self, parts, told):
+        try:
+            target = told.encode("latin-1")
+        except (AttributeError, UnicodeEncodeError):
+            raise corrupt("a link without a target") from None
+        if not target or b"\0" in target or len(target) > 4095:
+            raise corrupt("the target of the link %s" % shown(joined(parts)))
+        try:
+            os.symlink(target, parts[-1], dir_fd=self.dirs.open(parts[:-1]))
+        except OSError as error:
+            raise self.failed(parts, error) from error
+        self.made_in.add(parts[:-1])
+
+    def create(self, file):
+        parent = file.parts[:-1]
+        try:
+            fd = os.open(file.parts[-1], TEMP_FLAGS, file.mode, dir_fd=self.dirs.open(parent))
+        except OSError as error:
+            raise self.failed(file.parts, error) from error
+        self.made_in.add(parent)
+        return fd
+
+    def failed(self, parts, error):
+        if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR, errno.ENOENT):
+            return corrupt("%s cannot be made: %s" % (shown(joined(parts)), error.strerror))
+        return broken_by(error)
+
+    def seal(self, fd, file):
+        if file.mode & 0o022:
+            os.fchmod(fd, file.mode)  # what the mask took away
+        os.utime(fd, ns=(file.mtime, file.mtime))
+        if self.sync:
+            sync_fd(fd)
+
+    def write(self, file, data):
+        fd = self.create(file)
+        try:
+            if data:
+                write_all(fd, data)
+            self.seal(fd, file)
+        finally:
+            os.close(fd)
+        if CRASH_AT:
+            crash("restore_file")
+
+    def need_pack(self, where, pack, files):
+        if type(pack) is not list or len(pack) != 2:
+            raise corrupt("a pack is missing")
+        size = natural(pack[1])
+        if not 0 < size <= CHUNK_BYTES:
+            raise corrupt("a pack of %d bytes" % size)
+
+        def take(_where, body):
+            if len(body) != size:
+                raise corrupt("a pack of another size")
+            at = 0
+            for file in files:
+                self.write(file, body[at : at + file.size])
+                at += file.size
+
+        self.need(where, unhexed(pack[0]), take)
+        return size
+
+    def need_blocks(self, where, file, digests, kind):
+        if type(digests) is not list or len(digests) > INLINE_BLOCKS or not file.size:
+            raise corrupt("the blocks of %s" % shown(joined(file.parts)))
+        blocks = Blocks(self, file)
+        digests = [unhexed(one) for one in digests]
+        if kind == "f":
+            blocks.expect(where, digests)
+            blocks.check_count()
+            return
+        blocks.lists = len(digests)
+        for number, digest in enumerate(digests):
+            self.need((*where, number), digest, blocks.take_list)
+
+    # -- the end
+
+    def finish(self):
+        """What can only be done when nothing is made below any more: the modes of directories."""
+        if self.sync:
+            for parts in sorted(self.made_in):
+                sync_fd(self.dirs.open(parts))
+                yield AGAIN
+        for number, (parts, mode) in enumerate(reversed(self.modes)):
+            try:
+                fd = self.dirs.open(parts)
+                os.fchmod(fd, mode)
+                if self.sync:
+                    sync_fd(fd)
+            except OSError as error:
+                raise self.failed(parts, error) from error
+            if CRASH_AT:
+                crash("restore_mode")
+            if number % 256 == 255:
+                yield AGAIN
+
+
+KINDS = {"d": 3, "l": 3, "s": 5, "f": 6, "F": 6}  # fields of an entry
+
+
+class Target:
+    """A file that is to be made."""
+
+    __slots__ = ("mode", "mtime", "parts", "size")
+
+    def __init__(self, parts, entry):
+        self.parts = parts
+        self.mode = mode_of(entry[2])
+        self.mtime = entry[3]
+        if type(self.mtime) is not int or abs(self.mtime) >= 1 << 62:
+            raise corrupt("the time of %s" % shown(joined(parts)))
+        self.size = natural(entry[4])
+
+
+class Blocks:
+    """A large file that is being made from its blocks, one after the other."""
+
+    def __init__(self, restore, file):
+        self.restore = restore
+        self.file = file
+        self.left = self.to_come = file.size
+        self.lists = 0
+        self.fd = -1
+
+    def expect(self, where, digests):
+        for number, digest in enumerate(digests):
+            if self.to_come <= 0:
+                raise corrupt("%s has too many blocks" % shown(joined(self.file.parts)))
+            self.to_come -= CHUNK_BYTES
+            self.restore.need((*where, number), digest, self)
+
+    def check_count(self):
+        if self.to_come > 0:
+            raise corrupt("%s has too few blocks" % shown(joined(self.file.parts)))
+
+    def take_list(self, where, body):
+        if len(body) % 32 or len(body) > 32 * LIST_BLOCKS:
+            raise corrupt("a list of blocks of another form")
+        self.expect(where, [body[at : at + 32] for at in range(0, len(body), 32)])
+        self.lists -= 1
+        if not self.lists:
+            self.check_count()
+
+    def __call__(self, _where, body):
+        if len(body) != min(self.left, CHUNK_BYTES):
+            raise corrupt("a block of another size")
+        if self.fd < 0:
+            self.fd = self.restore.create(self.file)
+        write_all(self.fd, body)
+        if CRASH_AT:
+            crash("restore_block")
+        self.left -= len(body)
+        if not self.left:
+            self.restore.seal(self.fd, self.file)
+            self.close()
+
+    def close(self):
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def natural(value):
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise corrupt("a number that is none: %s" % shown(value))
+    return value
+
+
+def mode_of(value):
+    if type(value) is not int or not 0 <= value <= 0o777:
+        raise corrupt("a mode that is none: %s" % shown(value))
+    return value
+
+
+def unhexed(value):
+    if type(value) is not str or len(value) != 64:
+        raise corrupt("a digest that is none")
+    try:
+        return binascii.unhexlify(value)
+    except ValueError:
+        raise corrupt("a digest that is none") from None
+
+
+def listed_in(page, name, most):
+    found = page.get(name)
+    if type(found) is not list or len(found) > most:
+        raise corrupt("a page without its %s" % name)
+    return found
+
+
 # ---------------------------------------------------------------- the read tools
 
 
@@ -2881,6 +3901,7 @@ def whole(name, value, least):
     return value
 
 
+JOBS = ("checkpoint", "restore")
 DIRECTIONS = {"apply": ("apply", "replay"), "undo": ("undo",), "revoke": ("revoke",)}
 
 
@@ -2948,6 +3969,9 @@ class Toolhost:
         self.tidied = False
         self.last_marker = NO_MARKER
         self.run = None
+        self.job = None  # the checkpoint or restore under way
+        self.cache = Cache(self.state_dir)
+        self.unkept = None  # what the cache is to hold once the gateway has kept all of it
         self.children = {}  # process id -> Child
         self.queue: deque[Any] = deque()  # Calls that wait for the lock or behind a command
         self.revokes: deque[Any] = deque()
@@ -3031,7 +4055,7 @@ class Toolhost:
         return True
 
     def unlock(self):
-        if self.locked and self.run is None:
+        if self.locked and self.run is None and self.job is None:
             self.locked = False
             fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
 
@@ -3166,11 +4190,14 @@ class Toolhost:
                 break
             self.revokes.popleft()
             self.apart(call, self.revoke)
-        while self.queue and self.run is None:
+        while self.queue and self.run is None and self.job is None:
             call = self.queue[0]
             if not self.reach(call, self.answer_running):
                 break
             self.queue.popleft()
+            if call.kind in JOBS:
+                self.begin_job(call)
+                continue
             self.apart(call, self.undo if call.kind == "undo" else self.apply)
         self.unlock()
 
@@ -3186,7 +4213,10 @@ class Toolhost:
             queue.popleft()
             detail = getattr(error, "detail", "") or str(error)
             reason = "no_space" if isinstance(error, OSError) and is_no_space(error) else "io_error"
-            self.answer(call, "fault", reason=reason, detail=detail)
+            if call.kind in JOBS:
+                self.job_failed(call, reason, detail)
+            else:
+                self.answer(call, "fault", reason=reason, detail=detail)
             return False
         meanwhile(call)
         return False
@@ -3206,6 +4236,8 @@ class Toolhost:
             raise Refusal("stale_epoch", "the disk is at epoch %d" % marker.epoch)
         if marker.session != call.session:
             raise Refusal("stale_session", "the disk is at another session")
+        if self.journal.restoring is not None and call.kind != "restore":
+            raise Fault("restoring", "a restore of this disk is not finished")
         return marker
 
     def look_up(self, call):
@@ -3704,6 +4736,156 @@ class Toolhost:
                 time.sleep(0.002)
         return self.run is not run
 
+    # -- checkpoints and restores
+
+    def begin_job(self, job):
+        """Starts a job, under the lock and between two steps; it holds the lock until it ends."""
+        try:
+            marker = self.check_fence(job)
+            if job.kind == "checkpoint":
+                alone = not processes(0, self.cookie, 0)
+                snapshot = Snapshot(job, self.workspace, self.cache, alone, self.send)
+                job.steps = self.checkpoint(job, marker, snapshot)
+            elif self.is_restored(job):
+                self.say_restored(job)
+                return
+            else:
+                self.check_untouched_disk()
+                restore = Restore(job, self.workspace, self.sync, self.send)
+                job.steps = self.restore(job, marker, restore)
+        except (Refusal, Fault, Broken) as error:
+            self.job_failed(job, error.reason, error.detail)
+        except OSError as error:
+            broken = broken_by(error)
+            self.job_failed(job, broken.reason, broken.detail)
+        else:
+            job.heard = _monotonic()
+            self.job = job
+
+    def step_job(self):
+        """Moves the job on for a moment, or ends it."""
+        job = self.job
+        assert job is not None
+        now = _monotonic()
+        if self.grant_until is not None and now > self.grant_until:
+            self.end_job("unreachable", "the gateway's grant was not renewed")
+            return
+        if not job.is_ready():
+            if now - job.heard > JOB_SILENT_S:
+                self.end_job("unreachable", "the gateway does not answer")
+            return
+        try:
+            job.waits = False
+            while _monotonic() < now + JOB_SLICE_S:
+                if next(job.steps) is WAIT:
+                    job.waits = True
+                    return
+        except StopIteration:
+            self.job = None
+        except (Refusal, Fault, Broken) as error:
+            self.job = None
+            self.job_failed(job, error.reason, error.detail)
+        except OSError as error:
+            self.job = None
+            broken = broken_by(error)
+            self.job_failed(job, broken.reason, broken.detail)
+        finally:
+            self.unlock()
+
+    def end_job(self, reason, detail):
+        """
+        Leaves a job where it is. What a restore has made stays, unusable, until a restore is asked
+        for again: the journal says that it is not whole.
+        """
+        job, self.job = self.job, None
+        if job is not None:
+            job.steps.close()
+            self.job_failed(job, reason, detail)
+            self.unlock()
+
+    def job_failed(self, job, reason, detail):
+        self.send(
+            {
+                "k": job.kind + "_failed", "id": job.id, "checkpoint": job.checkpoint,
+                "reason": reason, "detail": clean(detail)[:1000],
+            }
+        )  # fmt: skip
+
+    def checkpoint(self, job, marker, snapshot):
+        if CRASH_AT:
+            crash("checkpoint_begun")
+        manifest = yield from snapshot.run()
+        self.second_reading(marker)
+        self.unkept = (manifest, *snapshot.to_cache())
+        if CRASH_AT:
+            crash("checkpoint_read")
+        self.send(
+            {
+                "k": "checkpointed", "id": job.id, "checkpoint": job.checkpoint,
+                "manifest": manifest, "journal_seq": self.journal.seq, "epoch": marker.epoch,
+                "session": marker.session, "nonce": marker.nonce, "files": snapshot.files,
+                "size": snapshot.size, "sent": snapshot.sent, "skipped": snapshot.skipped,
+            }
+        )  # fmt: skip
+
+    def take_kept(self, head):
+        """The gateway has all of a snapshot: what it read need not be read again."""
+        unkept, self.unkept = self.unkept, None
+        if unkept is not None and head.get("manifest") == unkept[0]:
+            self.cache.store(*unkept)
+
+    def is_restored(self, job):
+        found = self.journal.restored
+        return found is not None and (found["c"], found["m"]) == (job.checkpoint, job.manifest)
+
+    def check_untouched_disk(self):
+        if self.journal.restoring is not None:
+            return  # whatever is there is the unfinished restore's
+        if not self.journal.is_untouched() or not self.workspace.is_empty():
+            raise Broken("not_empty", "this disk holds work of its own")
+
+    def restore(self, job, marker, restore):
+        """
+        Makes the tree between two records: `restoring` before the first effect, `restored` after
+        the last. Where it fails the workspace is emptied again, as it was.
+        """
+        about = {"c": job.checkpoint, "m": job.manifest}
+        self.journal.append({"k": "restoring", **about})
+        if CRASH_AT:
+            crash("restoring")
+        try:
+            yield from restore.dirs.wipe(self.workspace)
+            if CRASH_AT:
+                crash("restore_wiped")
+            yield from restore.run()
+            self.second_reading(marker)
+            if CRASH_AT:
+                crash("before_restored")
+            self.journal.append(
+                {"k": "restored", **about, "files": restore.files, "size": restore.size}
+            )
+        except (Broken, OSError):
+            yield from restore.dirs.wipe(self.workspace)
+            if CRASH_AT:
+                crash("restore_undone")
+            self.journal.append({"k": "unrestored", **about})
+            raise
+        finally:
+            restore.dirs.close()
+        if CRASH_AT:
+            crash("after_restored")
+        self.say_restored(job)
+
+    def say_restored(self, job):
+        found = self.journal.restored
+        assert found is not None
+        self.send(
+            {
+                "k": "restored", "id": job.id, "checkpoint": found["c"], "manifest": found["m"],
+                "files": found["files"], "size": found["size"], "journal_seq": self.journal.seq,
+            }
+        )  # fmt: skip
+
     # -- opening a generation or a session
 
     def mark(self, head):
@@ -3727,6 +4909,8 @@ class Toolhost:
             nonce,
         )
         ended = []
+        if not same:
+            self.end_job("unreachable", "another session was marked")
         if self.run is not None and not same:
             ended.append(self.run.child.pid)
             if not self.end_run("ended", deadline):
@@ -3811,6 +4995,11 @@ class Toolhost:
 
     def read(self, head, body):
         request, tool = head.get("id"), head.get("tool")
+        if self.journal.restoring is not None:
+            # What is not there yet must not be taken for absent.
+            told = {"reason": "overloaded", "error": "the workspace is being restored"}
+            self.answer_read(request, False, told)
+            return
         try:
             args = parse_arguments(body)
             ms = head.get("timeout_ms", READ_MS)
@@ -3931,6 +5120,16 @@ class Toolhost:
                 self.blobs.take(head.get("digest"), head["size"], head.get("last") is True, body)
         elif kind == "mark":
             self.take_mark(head)
+        elif kind in ("want", "chunk", "chunk_failed"):
+            if self.job is not None and self.job.id == head.get("id"):
+                self.job.inbox.append((head, body))
+                self.job.heard = _monotonic()
+        elif kind in JOBS:
+            self.take_job(kind, head)
+        elif kind == "abort":
+            self.abort(head.get("id"))
+        elif kind == "kept":
+            self.take_kept(head)
         elif kind == "hello":
             self.send(self.hello(head))
         elif kind == "stat":
@@ -3955,6 +5154,26 @@ class Toolhost:
             self.answer(call, "fault", reason="overloaded", detail="too many calls wait")
         else:
             self.queue.append(call)
+
+    def abort(self, request):
+        if self.job is not None and self.job.id == request:
+            self.end_job("unreachable", "the gateway gave it up")
+            return
+        for job in self.queue:
+            if job.kind in JOBS and job.id == request:
+                self.queue.remove(job)
+                self.job_failed(job, "unreachable", "the gateway gave it up")
+                return
+
+    def take_job(self, kind, head):
+        try:
+            job = Job(kind, head)
+            if len(self.queue) >= QUEUE_MAX:
+                self.job_failed(job, "busy", "too many calls wait")
+            else:
+                self.queue.append(job)
+        except Malformed as error:
+            self.send_refused(head, "invalid_arguments", "%s: malformed or missing" % error)
 
     def take_mark(self, head):
         self.pump()  # calls that came before it are decided before it
@@ -4041,6 +5260,8 @@ class Toolhost:
                 self.watch_children()
             if self.queue or self.revokes:
                 self.pump()
+            if self.job is not None and len(self.backlog) < BACKLOG_MAX:
+                self.step_job()
             now = _monotonic()
             if now >= self.next_heartbeat:
                 self.heartbeat(now)
@@ -4056,8 +5277,10 @@ class Toolhost:
         now = _monotonic()
         until = self.next_heartbeat
         if self.queue or self.revokes:
-            if self.run is None or self.revokes:
+            if (self.run is None and self.job is None) or self.revokes:
                 until = min(until, now + 0.005)
+        if self.job is not None and self.job.is_ready() and len(self.backlog) < BACKLOG_MAX:
+            until = now
         extra: list[Any] = []
         for child in self.children.values():
             until = min(until, now + 0.003 if child.status is not None else child.deadline or until)
@@ -4158,6 +5381,7 @@ class Toolhost:
 
     def close(self, code):
         """Ends every tool. What ran is broken: nobody is left who could vouch for it."""
+        self.end_job("unreachable", "the stream ended")
         self.end_run("closed", _monotonic() + GONE_S)
         for child in list(self.children.values()):
             self.end_child(child, "closed")
