@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 from fencepost.core import limits
-from fencepost.core.errors import LedgerBrokenError, OwnershipLostError
+from fencepost.core.errors import LedgerBrokenError, OwnershipLostError, UnknownError
 from fencepost.runtime import crash, shard_runner
-from fencepost.runtime.ports import ClockSkewedError, InputLostError
+from fencepost.runtime.ports import ClockSkewedError, InputLostError, ReadResult, Unknown
 
 from tests.contracts import until
 from tests.memory import ManualClock
@@ -493,6 +493,49 @@ async def test_s220_a_newer_machines_shard_is_not_owned_by_an_older_one(rig: Rig
     with pytest.raises(LedgerBrokenError, match="machine version 2"):
         await rig.own("b", machine=ToyMachine(version=1))
     await rig.own("c", machine=ToyMachine(version=3))
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+async def test_a_log_that_is_read_short_of_its_end_is_not_owned(rig: Rig, missing: int) -> None:
+    """A replica that lags may answer the fold: what it does not have is not folded away."""
+    runner = await rig.own("a")
+    for name in ("x", "y"):
+        runner.submit(add(name))
+        await rig.settle(runner)
+    await runner.stop(hand_over=False)
+    whole = rig.log.read
+
+    async def read(subject: str, from_seq: int) -> AsyncIterator[tuple[int, bytes]]:
+        async for seq, payload in whole(subject, from_seq):
+            if seq <= len(rig.log.messages) - missing:
+                yield seq, payload
+
+    rig.log.read = read  # type: ignore[method-assign]
+    before = rig.log.appends
+    with pytest.raises(UnknownError, match="the read ended at"):
+        await rig.own("b")
+    assert rig.log.appends == before
+    rig.log.read = whole  # type: ignore[method-assign]
+    assert (await state_of(await rig.own("c"))).sums == {"x": 1, "y": 1}
+
+
+async def test_a_log_whose_end_cannot_be_read_is_not_owned(rig: Rig) -> None:
+    runner = await rig.own("a")
+    runner.submit(add("x"))
+    await rig.settle(runner)
+    await runner.stop(hand_over=False)
+    end = rig.log.last
+
+    async def unknown(_subject: str) -> ReadResult:
+        return Unknown("no answer")
+
+    rig.log.last = unknown  # type: ignore[method-assign]
+    before = rig.log.appends
+    with pytest.raises(UnknownError, match="no answer"):
+        await rig.own("b")
+    assert rig.log.appends == before
+    rig.log.last = end  # type: ignore[method-assign]
+    assert (await state_of(await rig.own("c"))).sums == {"x": 1}
 
 
 async def test_another_number_of_shards_is_not_owned(rig: Rig) -> None:
