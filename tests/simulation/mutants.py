@@ -3,6 +3,7 @@ Faithful one-line mutations of the core, of the simulator's runtime and of its t
 
 Each is what somebody could have written. `seeds` is within how many seeds the simulator must kill
 it; the options of a seed are drawn as ever, with `faults` added where a mutation needs one to show.
+Without `dags` the runs have none, and none of the faults that only they have.
 A mutant that survives is a missing checker or a missing fault.
 """
 
@@ -32,6 +33,7 @@ class Mutant:
     new: str
     seeds: int = 40
     faults: tuple[str, ...] = ()
+    dags: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from fencepost.simulator import runs
-from fencepost.simulator.options import BASE_RATES, Options, draw
+from fencepost.simulator.options import BASE_RATES, SANDBOX_FAULTS, Options, draw
 
 from tests.simulation.mutants import MUTANTS, Mutant
 
@@ -36,8 +36,11 @@ KILLED_AT: dict[str, int] = {
 
 def options_of(seed: int, mutant: Mutant) -> Options:
     drawn = draw(seed)
-    added = {fault: drawn.rates.get(fault, BASE_RATES[fault]) for fault in mutant.faults}
-    return msgspec.structs.replace(drawn, rates={**drawn.rates, **added, **mutant.rates})
+    dags = max(drawn.dags, 1) if mutant.dags else 0
+    kept = BASE_RATES if mutant.dags else SANDBOX_FAULTS
+    rates = {fault: rate for fault, rate in drawn.rates.items() if fault in kept}
+    rates |= {fault: drawn.rates.get(fault, BASE_RATES[fault]) for fault in mutant.faults}
+    return msgspec.structs.replace(drawn, dags=dags, rates={**rates, **mutant.rates})
 
 
 def killed_at(mutant: Mutant) -> int | None:

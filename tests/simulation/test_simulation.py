@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from fencepost.simulator import __main__ as command
 from fencepost.simulator import batches, checkers, runs
-from fencepost.simulator.options import FAULTS, draw
+from fencepost.simulator.options import ENABLERS, FAULTS, draw
+from fencepost.simulator.simulation import Simulation
 
 SEEDS = range(24)
 
@@ -23,31 +24,30 @@ def test_s166_fixed_seeds_violate_nothing() -> None:
 
 def test_without_faults_every_step_commits() -> None:
     for seed in range(4):
-        report = runs.run(seed, draw(seed, faults=()))
+        options = msgspec.structs.replace(draw(seed, faults=()), dags=0)
+        report = runs.run(seed, options)
         assert report.violations == []
         assert report.faults == {}
         assert set(report.outcomes) == {"committed"}
 
 
-# Faults that only show where something else happens too.
-NEEDS = {
-    "observe_unknown": ("channel_cut",),
-    "tools_unkillable": ("channel_cut",),
-    "snapshot_torn": ("owner_crash",),
-    "read_stale": ("owner_rival", "append_answer_lost"),
-    "read_lost": ("owner_rival", "append_answer_lost"),
-    "stop_refused": ("sandbox_released",),
-    "stop_lost": ("sandbox_released",),
-    "stop_stuck": ("sandbox_released",),
-    "disk_rolled_back_before_mark": ("channel_cut",),
-    "disk_swapped_under_tool": ("gateway_crash", "sandbox_restarted"),
-}
+def test_without_faults_every_dag_is_answered_in_time() -> None:
+    for seed in range(4):
+        options = msgspec.structs.replace(draw(seed, faults=()), dags=4)
+        simulation = Simulation(seed, options)
+        simulation.run()
+        assert simulation.world.violations == []
+        assert {view.verdict for view in simulation.auditor.dags.values()} <= {
+            "confirmed",
+            "nothing_held",
+        }
+        assert len(simulation.auditor.dags) == 4
 
 
 def test_s024_every_fault_class_is_met_alone_and_violates_nothing() -> None:
     for fault in FAULTS:
         for seed in range(20):
-            report = runs.run(seed, draw(seed, faults=(fault, *NEEDS.get(fault, ()))))
+            report = runs.run(seed, draw(seed, faults=(fault, *ENABLERS.get(fault, ()))))
             assert report.violations == [], (fault, seed)
             if fault in report.faults:
                 break

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from fencepost.core.facts import Ref
 from fencepost.core.receipts import Receipt
 from fencepost.core.sandbox.orders import Dispatch
+from fencepost.core.sweeping import Result
+from fencepost.simulator.dag_views import DagView
 from fencepost.simulator.disks import Contents, Outside
 from fencepost.simulator.ledger import Stored
 from fencepost.simulator.provider import Instance, Provider
@@ -28,10 +31,31 @@ class BatchJson(msgspec.Struct):
     prev: int
     now_ms: int
     positions: dict[str, dict[str, Any]]
+    last_seen: dict[str, dict[str, int]]
     entries: list[dict[str, Any]]
 
 
 _BATCH = msgspec.json.Decoder(BatchJson)
+_MOMENTS = frozenset(
+    (
+        "created",
+        "requested",
+        "assigned",
+        "create_failed",
+        "rebuild_intended",
+        "holder_added",
+        "holder_removed",
+        "epoch_opened",
+        "marking",
+        "attached",
+        "epoch_closed",
+        "claimed",
+        "unclaimed",
+        "stop_answered",
+        "gone",
+    )
+)
+"""What a DAG is told of at once, so that a cancel can come at that very moment."""
 
 
 class StepView:
@@ -70,8 +94,11 @@ class SandboxView:
         self.gone = False
         self.keepers: dict[str, None] = {}
         self.creates: dict[str, None] = {}
+        self.authority = ""
         self.native_id = ""
         self.instance = ""
+        self.named_ever = False
+        self.held_by: dict[tuple[str, str], bool] = {}
         self.steps: dict[str, StepView] = {}
         self.committed: dict[str, None] = {}
         self.excused: dict[str, None] = {}
@@ -96,13 +123,18 @@ class Auditor:
         self.outside = outside
         self.provider: Provider | None = None
         self.sandboxes: dict[str, SandboxView] = {}
+        self.dags: dict[str, DagView] = {}
+        self.strays: dict[str, list[Ref]] = {}
+        self.happened: Callable[[str, str], None] | None = None
         self.sandbox_of_step: dict[str, SandboxView] = {}
         self.receipts: dict[tuple[str, str, int], MadeReceipt] = {}
         self.marked_with: dict[str, dict[str, int]] = {}
         self.batches = 0
         self.on_entry: dict[str, list[Callable[[SandboxView, dict[str, Any]], None]]] = {}
+        self.on_dag_entry: dict[str, list[Callable[[DagView, dict[str, Any]], None]]] = {}
+        self.on_swept: list[Callable[[Result], None]] = []
         self.after_entry: dict[str, list[Callable[[SandboxView, dict[str, Any]], None]]] = {}
-        self.on_batch: list[Callable[[int, Stored, BatchJson], None]] = []
+        self.on_batch: list[Callable[[str, int, Stored, BatchJson], None]] = []
         self.on_wrote: list[Callable[[Toolhost, str], None]] = []
         self.on_acted: list[Callable[[str], None]] = []
         self.on_started: list[Callable[[Instance], None]] = []
@@ -112,18 +144,53 @@ class Auditor:
 
     # --- what runtimes and the world report ---------------------------------------------------
 
+    def dag_appended(self, shard: int, expected: int, stored: Stored) -> None:
+        """A batch of the dag family."""
+        del expected
+        batch = _BATCH.decode(stored.payload)
+        self.batches += 1
+        for hook in self.on_batch:
+            hook("dag", shard, stored, batch)
+        for entry in batch.entries:
+            kind = entry["kind"]
+            if self.world.trace is not None:
+                self.world.tell("ledger", f"{stored.seq}@dag{shard}", _short(entry))
+            name = entry.get("dag", "")
+            view = self.dags.get(name)
+            if view is None:
+                if not name:
+                    continue
+                view = self.dags[name] = DagView(name)
+            for check in self.on_dag_entry.get(kind, ()):
+                check(view, entry)
+            view.take(kind, entry)
+            self._happened(name, kind)
+
+    def _happened(self, dag: str, kind: str) -> None:
+        if self.happened is not None and dag:
+            self.happened(dag, kind)
+
+    def _happened_to(self, view: SandboxView, kind: str) -> None:
+        if self.happened is not None:
+            for dag, _ in view.held_by:
+                self.happened(dag, kind)
+
     def appended(self, shard: int, expected: int, stored: Stored) -> None:
+        """A batch of the sandbox family."""
         del expected
         batch = _BATCH.decode(stored.payload)
         self.batches += 1
         tracing = self.world.trace is not None
         for hook in self.on_batch:
-            hook(shard, stored, batch)
+            hook("sandbox", shard, stored, batch)
         for entry in batch.entries:
             kind = entry["kind"]
             if tracing:
                 self.world.tell("ledger", f"{stored.seq}@{shard}", _short(entry))
             name = entry.get("sandbox", "")
+            if kind in ("stray_found", "stray_gone"):
+                self._take_stray(name, kind, entry)
+                continue
             view = self.sandboxes.get(name)
             if view is None:
                 if kind != "created":
@@ -134,6 +201,17 @@ class Auditor:
             _take(self, view, kind, entry)
             for check in self.after_entry.get(kind, ()):
                 check(view, entry)
+            if view.held_by and kind in _MOMENTS:
+                self._happened_to(view, kind)
+
+    def _take_stray(self, name: str, kind: str, entry: dict[str, Any]) -> None:
+        ref = Ref(**entry["ref"])
+        others = [known for known in self.strays.get(name, []) if known != ref]
+        self.strays[name] = [*others, ref] if kind == "stray_found" else others
+
+    def swept(self, result: Result) -> None:
+        for hook in self.on_swept:
+            hook(result)
 
     def owned(self, hold: Any) -> None:
         for hook in self.on_owned:
@@ -193,8 +271,23 @@ class Auditor:
         return [
             instance
             for instance in self.provider.instances.values()
-            if instance.sandbox == view.name and instance.state != "gone"
+            if instance.sandbox == view.name and instance.state != "gone" and not instance.stray
         ]
+
+    def is_known_stray(self, instance: Instance) -> bool:
+        """Whether its sandbox's shard says that this very thing is nobody's."""
+        return any(
+            ref.authority == instance.authority
+            and ref.native_id == instance.native_id
+            and instance.is_of(ref)
+            for ref in self.strays.get(instance.sandbox, ())
+        )
+
+    def is_as_good_as_gone(self, instance: Instance) -> bool:
+        """Being stopped, at a provider that can never show that something is gone."""
+        assert self.provider is not None
+        blind = not self.provider.capabilities(instance.authority).observes_gone
+        return blind and instance.state == "terminating"
 
     def held_now(self, view: SandboxView, step: str, *, lost: bool) -> int:
         """
@@ -235,7 +328,9 @@ def _take(auditor: Auditor, view: SandboxView, kind: str, entry: dict[str, Any])
             view.condemned = False
         case "assigned":
             view.creates.pop(entry["create_id"], None)
+            view.authority = entry["ref"]["authority"]
             view.native_id = entry["ref"]["native_id"]
+            view.named_ever = True
             view.instance = entry["ref"]["instance"]
         case "create_failed":
             if view.releasing and not entry["ambiguous"]:
@@ -256,6 +351,7 @@ def _take(auditor: Auditor, view: SandboxView, kind: str, entry: dict[str, Any])
             view.condemned = True
         case "holder_added":
             view.keepers["dag/" + entry["dag"]] = None
+            view.held_by[(entry["dag"], entry["acquisition"])] = True
         case "holder_removed":
             view.keepers.pop("dag/" + entry["dag"], None)
         case "claimed":

@@ -7,8 +7,16 @@ from typing import Final
 
 from fencepost.simulator.gateway import Gateway
 from fencepost.simulator.ledger import SimulatedLog
-from fencepost.simulator.owner import Planner
-from fencepost.simulator.provider import Instance, Provider
+from fencepost.simulator.options import DAG_CHAOS_FAULTS
+from fencepost.simulator.provider import (
+    AUTHORITIES,
+    DEPLOYMENT,
+    NEIGHBOUR,
+    Instance,
+    Provider,
+)
+from fencepost.simulator.replicas import Planner
+from fencepost.simulator.sweeper import Sweeper
 from fencepost.simulator.toolhost import Toolhost
 from fencepost.simulator.world import Process, World
 
@@ -23,8 +31,17 @@ class Chaos:
         gateways: list[Gateway],
         provider: Provider,
         log: SimulatedLog,
+        *,
+        clients: Process,
+        trackers: list[Planner],
+        sweepers: list[Sweeper],
+        dag_log: SimulatedLog | None,
     ) -> None:
         self.world = world
+        self.clients = clients
+        self.trackers = trackers
+        self.sweepers = sweepers
+        self.dag_log = dag_log
         self.planners = planners
         self.gateways = gateways
         self.provider = provider
@@ -48,6 +65,8 @@ class Chaos:
             "snapshot_restored": self._restored,
             "disk_swapped_under_tool": self._swapped,
         }
+        if trackers:
+            self._does |= {name: getattr(self, f"_{name}") for name in DAG_CHAOS_FAULTS}
 
     def start(self) -> None:
         self.world.after(TICK_MS, self._tick)
@@ -56,11 +75,25 @@ class Chaos:
         """Faults stop: whoever is paused goes on, clocks are right again."""
         for process in self._paused:
             process.resume()
-        for planner in self.planners:
+        for planner in (*self.planners, *self.trackers):
             planner.skew_ms = 0
-        self.log.unreachable_until_ms = 0
+        for sweeper in self.sweepers:
+            sweeper.skew_ms = 0
+        for log in (self.log, self.dag_log):
+            if log is not None:
+                log.unreachable_until_ms = 0
+        processes: tuple[Process, ...] = (
+            *self.planners,
+            *self.trackers,
+            *self.gateways,
+            *self.sweepers,
+            self.clients,
+        )
+        for process in processes:
+            process.cuts.clear()
         for gateway in self.gateways:
             gateway.cut_off_until_ms = 0
+            gateway.reaches = AUTHORITIES
 
     def _tick(self) -> None:
         world = self.world
@@ -104,6 +137,78 @@ class Chaos:
 
     def _log_unreachable(self) -> None:
         self.log.unreachable_until_ms = self.world.now_ms + self.world.between(200, 4_000)
+        if self.dag_log is not None:
+            self.dag_log.unreachable_until_ms = self.log.unreachable_until_ms
+
+    # --- trackers and sweepers ----------------------------------------------------------------
+
+    def _tracker_crash(self) -> None:
+        tracker = self.trackers[self._one(len(self.trackers))]
+        if tracker.alive:
+            tracker.crash()
+
+    def _tracker_pause(self) -> None:
+        self._pause(self.trackers[self._one(len(self.trackers))], 100, 6_000)
+
+    def _tracker_rival(self) -> None:
+        tracker = self.trackers[self._one(len(self.trackers))]
+        if tracker.alive and not tracker.paused:
+            tracker.take(self._one(tracker.shards))
+
+    def _tracker_clock_jump(self) -> None:
+        tracker = self.trackers[self._one(len(self.trackers))]
+        tracker.skew_ms = self.world.between(-3_000, 3_000)
+
+    def _sweeper_crash(self) -> None:
+        sweeper = self.sweepers[self._one(len(self.sweepers))]
+        if sweeper.alive:
+            sweeper.crash()
+
+    def _sweeper_pause(self) -> None:
+        self._pause(self.sweepers[self._one(len(self.sweepers))], 100, 8_000)
+
+    def _sweeper_clock_jump(self) -> None:
+        sweeper = self.sweepers[self._one(len(self.sweepers))]
+        sweeper.skew_ms = self.world.between(-60_000, 60_000)
+
+    # --- partitions ---------------------------------------------------------------------------
+
+    def _part(self, processes: list[Planner] | list[Gateway] | list[Sweeper], peer: str) -> None:
+        process = processes[self._one(len(processes))]
+        process.cut(peer, self.world.between(300, 5_000))
+
+    def _partition_planner_log(self) -> None:
+        self._part(self.planners, "log")
+
+    def _partition_tracker_log(self) -> None:
+        self._part(self.trackers, "log")
+
+    def _partition_planner_gateway(self) -> None:
+        self._part(self.planners, self.gateways[self._one(len(self.gateways))].name)
+
+    def _partition_planner_tracker(self) -> None:
+        if self.world.rng.random() < 0.5:
+            self._part(self.planners, "dag")
+        else:
+            self._part(self.trackers, "sandbox")
+
+    def _partition_gateway_provider(self) -> None:
+        self._part(self.gateways, "provider")
+
+    def _partition_sweeper_planner(self) -> None:
+        self._part(self.sweepers, "owner")
+
+    def _partition_sweeper_tracker(self) -> None:
+        self._part(self.sweepers, "tracker")
+
+    def _partition_sweeper_gateway(self) -> None:
+        self._part(self.sweepers, "gateway")
+
+    def _partition_sweeper_log(self) -> None:
+        self._part(self.sweepers, "log")
+
+    def _partition_client_log(self) -> None:
+        self.clients.cut("log", self.world.between(300, 3_000))
 
     # --- gateways -----------------------------------------------------------------------------
 
@@ -122,7 +227,36 @@ class Chaos:
     # --- sandboxes ----------------------------------------------------------------------------
 
     def _running(self) -> list[Instance]:
-        return [i for i in self.provider.instances.values() if i.state == "running"]
+        """Those that the system made. What is nobody's, or a neighbour's, is left alone."""
+        return [i for i in self.provider.instances.values() if i.state == "running" and not i.stray]
+
+    def _instance_suspended(self) -> None:
+        instance = self._instance()
+        if instance is not None:
+            self.provider.suspend(instance)
+
+    def _stray_started(self) -> None:
+        """Somebody restores a backup, or starts by hand what has this deployment's labels."""
+        known = self._running()
+        sandbox = "" if not known else known[self._one(len(known))].sandbox
+        if not sandbox or self.world.rng.random() < 0.3:
+            sandbox = f"lost{self.provider.starts}"
+        self._start_foreign(sandbox, DEPLOYMENT)
+
+    def _neighbour_started(self) -> None:
+        """Another deployment on this account, with the same names for its sandboxes."""
+        known = self._running()
+        sandbox = known[self._one(len(known))].sandbox if known else "sb0"
+        self._start_foreign(sandbox, NEIGHBOUR)
+
+    def _start_foreign(self, sandbox: str, deployment: str) -> None:
+        if sum(i.stray and i.state == "running" for i in self.provider.instances.values()) > 8:
+            return
+        create_id = f"foreign{self.provider.starts}"
+        labels = {"sandbox": sandbox, "create_id": create_id, "deployment": deployment}
+        authority = AUTHORITIES[self._one(len(AUTHORITIES))]
+        instance = self.provider.start(create_id, sandbox, authority, labels)
+        instance.stray = True
 
     def _instance(self) -> Instance | None:
         running = self._running()

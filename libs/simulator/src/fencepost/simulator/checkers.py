@@ -1,40 +1,18 @@
 """
 The guarantees, one class each. A checker judges at the very moment at which something happens.
-
-`checks` counts how often it judged, for the coverage table. Whatever it finds goes to the world as
-a violation, and the run ends there.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import msgspec
-from fencepost.contracts.messages import HASH, Batch
-from fencepost.core import invariants
-from fencepost.core.machine import Place
-from fencepost.core.sandbox.machine import SandboxMachine
-from fencepost.simulator.auditor import Auditor, BatchJson, SandboxView
-from fencepost.simulator.ledger import Stored
-from fencepost.simulator.provider import Instance
+from fencepost.core.facts import Ref
+from fencepost.simulator.auditor import Auditor, SandboxView
+from fencepost.simulator.checking import Checker as Checker  # noqa: PLC0414 - for whoever lists them
+from fencepost.simulator.dag_checkers import MessagesOnce, SweepsHarmless, VerdictTrue
+from fencepost.simulator.ledger_checkers import LedgerUnbroken as LedgerUnbroken  # noqa: PLC0414
+from fencepost.simulator.provider import DEPLOYMENT, Instance
 from fencepost.simulator.toolhost import Toolhost
-
-COMPARE_EVERY = 8
-
-
-class Checker:
-    invariant: ClassVar[str] = ""
-    promises: ClassVar[str] = ""
-
-    def __init__(self, auditor: Auditor) -> None:
-        self.auditor = auditor
-        self.world = auditor.world
-        self.checks = 0
-
-    def need(self, holds: bool, detail: str) -> None:
-        self.checks += 1
-        if not holds:
-            self.world.violate(self.invariant, detail)
 
 
 class CommitJoins(Checker):
@@ -212,8 +190,13 @@ class AllNamed(Checker):
 
     def changed(self, view: SandboxView, entry: dict[str, Any]) -> None:
         for instance in self.auditor.running(view):
+            if self.auditor.is_as_good_as_gone(instance):
+                continue
+            named = (instance.authority, instance.native_id) == (view.authority, view.native_id)
             self.need(
-                instance.native_id == view.native_id or instance.create_id in view.creates,
+                named
+                or instance.create_id in view.creates
+                or self.auditor.is_known_stray(instance),
                 f"{instance.name} of {view.name} runs, unnamed after {entry['kind']}",
             )
 
@@ -230,9 +213,20 @@ class HeldNotStopped(Checker):
         auditor.on_entry.setdefault("releasing", []).append(self.releasing)
 
     def stopping(self, instance: Instance) -> None:
+        if instance.deployment != DEPLOYMENT:
+            self.need(False, f"{instance.name} of {instance.deployment} is stopped")
+            return
         view = self.auditor.sandboxes.get(instance.sandbox)
+        stray = self.auditor.is_known_stray(instance)
+        if instance.stray:
+            self.need(stray, f"{instance.name}, which is nobody's, is stopped under no name")
+            return
+        current = view is not None and instance.key == f"{view.authority}/{view.native_id}"
         allowed = view is not None and (view.releasing or view.condemned)
-        self.need(allowed, f"{instance.name} is stopped while {instance.sandbox} is held")
+        self.need(
+            allowed or (stray and not current),
+            f"{instance.name} is stopped while {instance.sandbox} is held",
+        )
 
     def releasing(self, view: SandboxView, entry: dict[str, Any]) -> None:
         del entry
@@ -251,126 +245,31 @@ class UnknownStaysUnknown(Checker):
         auditor.on_entry.setdefault("epoch_closed", []).append(self.epoch_closed)
         auditor.on_entry.setdefault("compensated", []).append(self.compensated)
 
-    def _is_gone(self, instance_name: str) -> bool:
+    def _is_gone(self, view: SandboxView, instance_name: str) -> bool:
         assert self.auditor.provider is not None
-        native_id = instance_name.partition(".")[0]
-        instance = self.auditor.provider.instances.get(native_id)
-        return instance is None or instance.state == "gone"
+        ref = Ref(
+            authority=view.authority,
+            provider="sim",
+            native_id=instance_name.partition(".")[0],
+            instance=instance_name,
+        )
+        instance = self.auditor.provider.find(ref)
+        return instance is None or self.auditor.is_as_good_as_gone(instance)
 
     def gone(self, view: SandboxView, entry: dict[str, Any]) -> None:
         if entry["instance"]:
-            self.need(self._is_gone(entry["instance"]), f"{entry['instance']} is called gone")
+            self.need(self._is_gone(view, entry["instance"]), f"{entry['instance']} is called gone")
         else:
             self.need(not self.auditor.running(view), f"{view.name} is called never created")
 
     def epoch_closed(self, view: SandboxView, entry: dict[str, Any]) -> None:
         if entry["reason"] == "disk_gone":
-            self.need(self._is_gone(view.instance), f"the disk of {view.name} is called gone")
+            self.need(self._is_gone(view, view.instance), f"the disk of {view.name} is called gone")
 
     def compensated(self, view: SandboxView, entry: dict[str, Any]) -> None:
         if entry["evidence"] == "lost_with_epoch":
             held = self.auditor.held_now(view, entry["step"], lost=True)
             self.need(held == 0, f"{entry['step']} is called lost and is on the disk")
-
-
-class LedgerUnbroken(Checker):
-    """I8: unbroken batches, rising terms and epochs, positions that never go back, one fold."""
-
-    invariant = "I8"
-    promises = "the ledger is unbroken, and every state equals its fold"
-
-    def __init__(self, auditor: Auditor, machine: SandboxMachine, shards: int) -> None:
-        super().__init__(auditor)
-        self._machine = machine
-        self._states = [machine.initial(shard, shards) for shard in range(shards)]
-        self._heads = [0] * shards
-        self._terms = [0] * shards
-        self._now_ms = [0] * shards
-        self._positions: list[dict[str, int]] = [{} for _ in range(shards)]
-        self._shards = [invariants.ShardAuditor("sandbox", shard) for shard in range(shards)]
-        self._accepted = 0
-        self._decoder = msgspec.json.Decoder(Batch)
-        auditor.on_batch.append(self.batch)
-        auditor.on_accepted.append(self.accepted)
-        auditor.on_owned.append(self.compare)
-        auditor.on_entry.setdefault("epoch_opened", []).append(self.epoch_opened)
-        auditor.on_entry.setdefault("fenced", []).append(self.fenced)
-
-    def batch(self, shard: int, stored: Stored, batch: BatchJson) -> None:
-        self.need(
-            batch.prev == self._heads[shard],
-            f"the batch at {stored.seq} was decided on {batch.prev}, the head is "
-            f"{self._heads[shard]}",
-        )
-        opened = bool(batch.entries) and batch.entries[0]["kind"] == "term_opened"
-        want = self._terms[shard] + 1 if opened else self._terms[shard]
-        self.need(
-            batch.term == want, f"a batch of term {batch.term} at {stored.seq}, expected {want}"
-        )
-        self.need(batch.now_ms >= self._now_ms[shard], "the ledger's time goes back")
-        for name, seq in self._positions[shard].items():
-            now = batch.positions.get(name, {}).get("seq", 0)
-            self.need(now >= seq, f"the position of {name} goes back from {seq} to {now}")
-        self._heads[shard] = stored.seq
-        self._terms[shard] = batch.term
-        self._now_ms[shard] = batch.now_ms
-        self._positions[shard] = {name: p["seq"] for name, p in batch.positions.items()}
-        self._fold(shard, stored)
-
-    def recorded(self, shard: int, name: str) -> int:
-        return self._positions[shard].get(name, 0)
-
-    def _fold(self, shard: int, stored: Stored) -> None:
-        batch = self._decoder.decode(stored.payload)
-        entries = self._machine.decode_entries(bytes(batch.entries))
-        for index, entry in enumerate(entries):
-            self._machine.evolve(self._states[shard], entry, Place(batch.prev, index), batch.now_ms)
-        found = self._shards[shard].take(
-            seq=stored.seq,
-            prev=batch.prev,
-            term=batch.term,
-            owner=batch.owner,
-            now_ms=batch.now_ms,
-            entries=entries,
-        )
-        self.checks += 1
-        for violation in found:
-            self.world.violate(violation.invariant, f"recorded ledger: {violation.detail}")
-
-    def accepted(self, hold: Any) -> None:
-        if hold.head == self._heads[hold.shard]:
-            taken = {name: position.seq for name, position in hold.positions.items()}
-            recorded = self._positions[hold.shard]
-            self.need(taken == recorded, f"inputs are taken to {taken}, recorded to {recorded}")
-        self._accepted += 1
-        if self._accepted % COMPARE_EVERY == 0:
-            self.compare(hold)
-
-    def compare(self, hold: Any) -> None:
-        """The owner's state, however it came to be, equals the fold of every entry."""
-        if hold.head != self._heads[hold.shard]:
-            return  # its answer came late: the log has gone on
-        mine = self._machine.encode_state(self._states[hold.shard])
-        theirs = self._machine.encode_state(hold.state)
-        self.need(mine == theirs, f"{hold.planner.name}'s state of {hold.shard} is not the fold")
-
-    def finish(self) -> None:
-        for shard in self._shards:
-            self.checks += 1
-            for violation in shard.finish():
-                self.world.violate(violation.invariant, f"recorded ledger: {violation.detail}")
-
-    def epoch_opened(self, view: SandboxView, entry: dict[str, Any]) -> None:
-        self.need(
-            entry["epoch"] == view.epoch + 1 and not view.open,
-            f"{view.name}: epoch {entry['epoch']} opens after {view.epoch}",
-        )
-
-    def fenced(self, view: SandboxView, entry: dict[str, Any]) -> None:
-        self.need(
-            entry["no"] >= view.next_no,
-            f"{view.name}: fence {entry['no']} after {view.next_no - 1}",
-        )
 
 
 class AllSettles(Checker):
@@ -400,9 +299,10 @@ ALL: tuple[type[Checker], ...] = (
     AllNamed,
     HeldNotStopped,
     UnknownStaysUnknown,
+    VerdictTrue,
+    SweepsHarmless,
+    MessagesOnce,
     LedgerUnbroken,
     AllSettles,
     NothingBlocks,
 )
-
-assert HASH == "fnv1a32"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
+from fencepost.contracts.messages import ListReply
 from fencepost.core import facts, receipts
 from fencepost.core.facts import Ref
 from fencepost.core.sandbox.inputs import GatewaySeen, Heartbeat, Heartbeats, ReceiptReceived
@@ -23,9 +24,16 @@ from fencepost.core.sandbox.orders import (
     MarkOrder,
     StopOrder,
 )
-from fencepost.simulator import provider as provider_
 from fencepost.simulator.disks import Marker
-from fencepost.simulator.provider import AUTHORITY, Created, CreateRefused, Instance, Provider
+from fencepost.simulator.provider import (
+    AUTHORITIES,
+    AUTHORITY,
+    OTHER_AUTHORITY,
+    Created,
+    CreateRefused,
+    Instance,
+    Provider,
+)
 from fencepost.simulator.toolhost import Marked, Toolhost
 from fencepost.simulator.world import Process, World
 
@@ -36,6 +44,8 @@ FACT_WAIT_MS: Final = 300
 HELLO_MS: Final = 1_500
 MARK_WAIT_MS: Final = 6_000
 GONE_WITHIN_MS: Final = 5_000
+PROVIDERS: Final = {AUTHORITY: "process", OTHER_AUTHORITY: "other"}
+AUTHORITY_OF: Final = {name: authority for authority, name in PROVIDERS.items()}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -80,6 +90,7 @@ class Gateway(Process):
         self.provider = provider
         self.cut_off_until_ms = 0
         self.session = ""
+        self.reaches: tuple[str, ...] = AUTHORITIES
         self.sessions = 0
         self.attached: dict[str, Attachment] = {}
         self._minted = 0
@@ -100,6 +111,9 @@ class Gateway(Process):
         self._busy = {}
         self._facts = deque()
         self._renewed_ms = None
+        self.reaches = AUTHORITIES
+        if self.world.hit("gateway_reaches_one"):
+            self.reaches = (AUTHORITIES[self.world.between(0, 1)],)
         self.world.tell("session", self.session)
         self.after(self.world.between(0, 50), self._beat)
 
@@ -152,8 +166,8 @@ class Gateway(Process):
                 self._say_all(
                     GatewaySeen(
                         gateway=self.session,
-                        authorities=[AUTHORITY],
-                        providers=["sim", "process"],
+                        authorities=list(self.reaches),
+                        providers=[PROVIDERS[authority] for authority in self.reaches],
                         sandboxes=len(self.attached),
                     )
                 )
@@ -189,9 +203,25 @@ class Gateway(Process):
             )
             self._say(attachment.sandbox, Heartbeats(gateway=self.session, beats=[said]))
 
+    def list_page(self, authority: str, token: str, answer: Callable[[ListReply], None]) -> None:
+        """Answers a sweeper with one page of what a provider of this session lists."""
+        if authority not in self.reaches:
+            answer(ListReply(problem="another_authority"))
+        else:
+            self.provider.list_page(self, authority, token, answer)
+
     # --- facts ----------------------------------------------------------------------------
 
+    def _crashes_here(self) -> bool:
+        """A crash between two effects of this process, if one happens now."""
+        if not self.world.hit("gateway_crash_at_point"):
+            return False
+        self.crash()
+        return True
+
     def put(self, fact: facts.Fact) -> None:
+        if self._crashes_here():
+            return
         self._facts.append(fact)
         if len(self._facts) == 1:
             self._push_fact()
@@ -220,6 +250,8 @@ class Gateway(Process):
     def take(self, order: Any) -> None:
         if self.lease_is_over():
             self._session_over()
+            return
+        if self._crashes_here():
             return
         match order:
             case Dispatch():
@@ -259,6 +291,8 @@ class Gateway(Process):
     # --- creating ---------------------------------------------------------------------------
 
     def _create(self, order: CreateOrder, done: Callable[[], None]) -> None:
+        authority = AUTHORITY_OF.get(order.spec.provider, AUTHORITY)
+
         def answered(said: Any) -> None:
             done()
             match said:
@@ -269,7 +303,14 @@ class Gateway(Process):
                 case _:
                     self._create_failed(order.sandbox, order.create_id, "no answer", ambiguous=True)
 
-        self.provider.create(self, order.create_id, order.sandbox, answered)
+        self.provider.create(
+            self,
+            order.create_id,
+            order.sandbox,
+            answered,
+            authority=authority,
+            labels=order.labels,
+        )
 
     def _put_assigned(self, sandbox: str, create_id: str, ref: Ref) -> None:
         self.put(
@@ -278,7 +319,7 @@ class Gateway(Process):
                 create_id=create_id,
                 gateway=self.session,
                 ref=ref,
-                capabilities=provider_.CAPABILITIES,
+                capabilities=self.provider.capabilities(ref.authority),
             )
         )
 
@@ -517,21 +558,21 @@ class Gateway(Process):
             self._stop_create(order, done)
             return
         ref = order.ref
+        if ref.authority not in self.reaches:
+            done()
+            self._stop_answered(order.sandbox, ref, "unconfigured")
+            return
         attachment = self.attached.get(order.sandbox)
-        if attachment is not None:
+        if attachment is not None and attachment.ref == ref:
             self._forget(attachment)
         until_ms = self.world.now_ms + GONE_WITHIN_MS
 
         def answered(said: str) -> None:
-            self.put(
-                facts.StopAnswered(
-                    sandbox=order.sandbox,
-                    gateway=self.session,
-                    ref=ref,
-                    answer=said,  # type: ignore[arg-type]
-                )
-            )
-            self.provider.observe(self, ref, observed)
+            self._stop_answered(order.sandbox, ref, said)
+            if self.provider.capabilities(ref.authority).observes_gone:
+                self.provider.observe(self, ref, observed)
+            else:
+                done()
 
         def observed(said: str) -> None:
             if said == "gone":
@@ -543,6 +584,16 @@ class Gateway(Process):
                 self.after(100, self.provider.observe, self, ref, observed)
 
         self.provider.stop(self, ref, answered)
+
+    def _stop_answered(self, sandbox: str, ref: Ref, said: str) -> None:
+        self.put(
+            facts.StopAnswered(
+                sandbox=sandbox,
+                gateway=self.session,
+                ref=ref,
+                answer=said,  # type: ignore[arg-type]
+            )
+        )
 
     def _stop_create(self, order: StopOrder, done: Callable[[], None]) -> None:
         """First no later create may make anything; then what is there is named, and stopped."""

@@ -51,19 +51,35 @@ class InputStream:
 
 
 class SimulatedLog:
-    """`appended(shard, expected, seq, payload)` is told of every accepted batch, at once."""
+    """
+    One family's shards and their durable inputs.
+
+    `appended(shard, expected, stored)` is told of every accepted batch, at once.
+    """
 
     def __init__(
-        self, world: World, shards: int, appended: Callable[[int, int, Stored], None]
+        self,
+        world: World,
+        shards: int,
+        appended: Callable[[int, int, Stored], None],
+        *,
+        inputs: tuple[str, ...] = ("commands", "facts"),
     ) -> None:
         self.world = world
         self.batches: list[list[Stored]] = [[] for _ in range(shards)]
-        self.commands = [InputStream() for _ in range(shards)]
-        self.facts = [InputStream() for _ in range(shards)]
+        self.inputs = {name: [InputStream() for _ in range(shards)] for name in inputs}
         self.snapshots: list[list[Snapshot]] = [[] for _ in range(shards)]
         self.unreachable_until_ms = 0
         self._seq = 0
         self._appended = appended
+
+    @property
+    def commands(self) -> list[InputStream]:
+        return self.inputs["commands"]
+
+    @property
+    def facts(self) -> list[InputStream]:
+        return self.inputs["facts"]
 
     def head(self, shard: int) -> int:
         batches = self.batches[shard]
@@ -92,10 +108,11 @@ class SimulatedLog:
     def _arrived(self, asked: _Append) -> None:
         process, life, shard, payload, expected, answer = asked
         world = self.world
-        if not self.is_reachable:
+        if not self.is_reachable or process.is_cut("log"):
             return
         seq: int | None = None
-        if self.accepts(shard, expected):
+        # A refusal may also be that of a leader which changed meanwhile: it says nothing.
+        if self.accepts(shard, expected) and not world.hit("append_refused"):
             self._seq += 1
             seq = self._seq
             stored = Stored(seq, payload)
@@ -113,7 +130,7 @@ class SimulatedLog:
     ) -> None:
         """Answers the batches above a sequence, perhaps without the newest; or never."""
         world = self.world
-        if not self.is_reachable or world.hit("read_lost"):
+        if not self.is_reachable or process.is_cut("log") or world.hit("read_lost"):
             return
         batches = self.batches[shard]
         end = len(batches)
@@ -125,6 +142,8 @@ class SimulatedLog:
         world.answer(world.between(0, 3), process, process.life, answer, (batches[start:end],))
 
     def put_snapshot(self, shard: int, seq: int, digest: str, data: bytes) -> None:
+        if self.world.hit("snapshot_lost"):
+            return
         if self.world.hit("snapshot_torn"):
             data = data[: len(data) // 2]
         self.snapshots[shard] = [*self.snapshots[shard][-2:], Snapshot(seq, digest, data)]

@@ -75,8 +75,97 @@ CHAOS_FAULTS: Final[dict[str, float]] = {
 LATER_FAULTS: Final[dict[str, float]] = {
     "disk_rolled_back_before_mark": 0.10,
 }
-BASE_RATES: Final[dict[str, float]] = {**MESSAGE_FAULTS, **CHAOS_FAULTS, **LATER_FAULTS}
+# Of runs with DAGs: messages between shards, trackers, sweepers, listings, partitions, clients.
+DAG_FAULTS: Final[dict[str, float]] = {
+    "append_refused": 0.04,
+    "snapshot_lost": 0.20,
+    "message_lost": 0.10,
+    "message_answer_lost": 0.10,
+    "message_repeated": 0.10,
+    "message_delayed": 0.10,
+    "message_poisoned": 0.03,
+    "question_lost": 0.10,
+    "proposal_lost": 0.10,
+    "proposal_repeated": 0.15,
+    "tracker_crash_between_effects": 0.02,
+    "sweeper_crash_between_effects": 0.10,
+    "gateway_crash_at_point": 0.01,
+    "stop_answer_lost": 0.15,
+    "provider_rate_limited": 0.05,
+    "observe_late": 0.20,
+    "native_id_recycled": 0.50,
+    "list_short": 0.20,
+    "list_empty": 0.15,
+    "list_incomplete": 0.20,
+    "list_paged_wrong": 0.20,
+    "list_stale": 0.20,
+    "list_unfiltered": 0.20,
+    "list_of_other_authority": 0.15,
+    "list_of_other_deployment": 0.10,
+    "gateway_reaches_one": 0.20,
+    "sweep_census_only": 0.10,
+    "sweep_lead_lost": 0.10,
+    "dag_cancelled_at_point": 0.03,
+    "dag_cancelled_again": 0.50,
+    "dag_command_bad": 0.15,
+    "dag_holders_leave_at_once": 0.50,
+    "dag_adopts_what_is_released": 0.40,
+    "dag_cancelled_at_rebuild": 0.50,
+    "sandbox_claimed": 0.40,
+    "sandbox_replaced": 0.30,
+}
+DAG_CHAOS_FAULTS: Final[dict[str, float]] = {
+    "tracker_crash": 0.04,
+    "tracker_pause": 0.05,
+    "tracker_rival": 0.04,
+    "tracker_clock_jump": 0.05,
+    "sweeper_crash": 0.03,
+    "sweeper_pause": 0.04,
+    "sweeper_clock_jump": 0.05,
+    "instance_suspended": 0.03,
+    "stray_started": 0.02,
+    "neighbour_started": 0.03,
+    "partition_planner_log": 0.02,
+    "partition_tracker_log": 0.03,
+    "partition_planner_gateway": 0.03,
+    "partition_planner_tracker": 0.03,
+    "partition_gateway_provider": 0.03,
+    "partition_sweeper_planner": 0.03,
+    "partition_sweeper_tracker": 0.03,
+    "partition_sweeper_gateway": 0.03,
+    "partition_sweeper_log": 0.03,
+    "partition_client_log": 0.03,
+}
+SANDBOX_FAULTS: Final[dict[str, float]] = {**MESSAGE_FAULTS, **CHAOS_FAULTS, **LATER_FAULTS}
+BASE_RATES: Final[dict[str, float]] = {**SANDBOX_FAULTS, **DAG_FAULTS, **DAG_CHAOS_FAULTS}
 FAULTS: Final[tuple[str, ...]] = tuple(BASE_RATES)
+DAG_ONLY: Final = frozenset((*DAG_FAULTS, *DAG_CHAOS_FAULTS))
+"""Classes that strike only in runs with DAGs: those always have some where one is asked for."""
+
+
+ENABLERS: Final[dict[str, tuple[str, ...]]] = {
+    "observe_unknown": ("channel_cut",),
+    "tools_unkillable": ("channel_cut",),
+    "snapshot_torn": ("owner_crash",),
+    "snapshot_lost": ("owner_crash",),
+    "read_stale": ("owner_rival", "append_answer_lost"),
+    "read_lost": ("owner_rival", "append_answer_lost"),
+    "stop_refused": ("sandbox_released",),
+    "stop_lost": ("sandbox_released",),
+    "stop_stuck": ("sandbox_released",),
+    "disk_rolled_back_before_mark": ("channel_cut",),
+    "disk_swapped_under_tool": ("gateway_crash", "sandbox_restarted"),
+    "native_id_recycled": ("sandbox_preempted",),
+    "dag_cancelled_at_rebuild": ("sandbox_preempted",),
+    "proposal_lost": ("stray_started",),
+    "proposal_repeated": ("stray_started",),
+    "sweeper_crash_between_effects": ("stray_started",),
+    "sweep_lead_lost": ("stray_started",),
+    "sweep_census_only": ("stray_started",),
+    "list_unfiltered": ("neighbour_started",),
+    "list_paged_wrong": ("stray_started",),
+}
+"""Classes that only show where something else happens too, with what that is."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +175,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `spared` are faults, counted as they would strike, that do not: shrinking found them needless.
     `steps` is how many step commands the clients send; the safety phase ends when all are sent
     and `safety_ms` have passed; then faults stop and everything must settle within `settle_ms`.
+    Without `dags` there are neither trackers nor sweepers. `window` bounds what a shard's owner
+    keeps of messages that were not acknowledged. `observes_gone`: whether the second authority can.
     """
 
     shards: int = 2
@@ -98,6 +189,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int = 25
     external_share: float = 0.2
     command_share: float = 0.3
+    dags: int = 2
+    trackers: int = 2
+    sweepers: int = 1
+    window: int = 8
+    observes_gone: bool = True
     rates: dict[str, float] = {}
     spared: tuple[int, ...] = ()
 
@@ -126,5 +222,15 @@ def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None 
         rate = min(base * lots.choice((0.33, 1.0, 3.0)), 0.9)
         if on if faults is None else name in faults:
             rates[name] = round(rate, 4)
-    drawn = msgspec.structs.replace(drawn, rates=rates)
+    drawn = msgspec.structs.replace(
+        drawn,
+        rates=rates,
+        dags=lots.choice((0, 1, 2, 4)),
+        trackers=lots.choice((1, 2, 3)),
+        sweepers=lots.choice((1, 2)),
+        window=lots.choice((2, 8, 100)),
+        observes_gone=lots.random() < 0.7,
+    )
+    if faults and any(name in DAG_ONLY for name in faults):
+        drawn = msgspec.structs.replace(drawn, dags=max(drawn.dags, 2))
     return drawn if steps is None else msgspec.structs.replace(drawn, steps=steps)

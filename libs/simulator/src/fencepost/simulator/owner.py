@@ -1,5 +1,5 @@
 """
-Planner replicas and what each holds: the simulator's runtime of the very machine that runs live.
+What a replica holds of a shard: the simulator's runtime of the very machines that run live.
 
 A `Hold` is one ownership of one shard: fold, open a term, then turn after turn: decide, one batch,
 append, wait, effects one by one. It keeps the rules of the live runner: nothing leaves before its
@@ -11,15 +11,19 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from itertools import permutations
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch, Position, Sent
+from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch, Position, Seen, Sent
 from fencepost.core.errors import PoisonedError
 from fencepost.core.machine import Effect, Place
-from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.simulator.ledger import SimulatedLog, Stored
-from fencepost.simulator.world import Process, World
+from fencepost.simulator.mail import Mail, Publication
+from fencepost.simulator.world import World
+
+if TYPE_CHECKING:
+    from fencepost.simulator.replicas import Planner
 
 APPEND_WAIT_MS: Final = 600
 READ_WAIT_MS: Final = 400
@@ -28,7 +32,6 @@ REPEAT_MS: Final = 800
 REPEAT_MS_MAX: Final = 3_200
 PROOF_MS: Final = 1_000
 LAZY_MS: Final = 1_000
-LOCK_MS: Final = 1_500
 CLOCK_SKEW_MS_MAX: Final = 5_000
 TICKS_MAX: Final = 64
 VOLATILE_SHARE: Final = 128
@@ -43,7 +46,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class SnapshotBody(msgspec.Struct, frozen=True):
+class SnapshotBody(msgspec.Struct):
     """What a snapshot carries beside the state."""
 
     seq: int
@@ -51,6 +54,9 @@ class SnapshotBody(msgspec.Struct, frozen=True):
     now_ms: int
     positions: dict[str, Position]
     state: msgspec.Raw
+    last_seen: dict[str, Seen] = {}
+    sent: int = 0
+    links: dict[str, Seen] = {}
 
 
 _SNAPSHOT = msgspec.json.Decoder(SnapshotBody)
@@ -64,6 +70,14 @@ class _Flight(NamedTuple):
     payload: bytes
     entries: list[Any]
     now_ms: int
+    sent_at_ms: int
+
+
+class _Ask(NamedTuple):
+    """A question; a batch counted above `after` was begun after it was asked."""
+
+    after: int
+    answer: Callable[[Any], None]
 
 
 class Hold:
@@ -85,10 +99,14 @@ class Hold:
         self.ended = False
         self.proven_ms = 0
         self.accepted_count = 0
+        self.mail = Mail(self) if planner.post is not None else None
+        self._lane_orders = list(permutations(self.log.inputs))
+        self._asks: list[_Ask] = []
+        self._proof_ms = -PROOF_MS
         self._flight: _Flight | None = None
         self._asked = 0
         self._inbox: deque[Any] = deque()
-        self._todo: deque[Effect] = deque()
+        self._todo: deque[Effect | Publication] = deque()
         self._owed: dict[str, tuple[int, int]] = {}
         self._unrecorded_since_ms: int | None = None
         self._muted_ms = 0
@@ -122,10 +140,14 @@ class Hold:
 
     def _fold(self, batches: list[Stored]) -> None:
         end = batches[-1].seq if batches else 0
+        sent = _BATCH.decode(batches[-1].payload).sent.messages if batches else 0
         self._load_snapshot(end)
+        kept = self.head if self.mail is None else min(self.head, self.mail.outbox.kept)
         for stored in batches:
-            if stored.seq > self.head:
-                self._replay(stored)
+            if stored.seq > kept:
+                self._replay(stored, sent)
+        if self.mail is not None and "messages" in self.positions:
+            self.mail.read_seq = self.positions["messages"].seq
         if abs(self.planner.skew_ms) > CLOCK_SKEW_MS_MAX:
             self.end("this clock is too far off")
             return
@@ -144,17 +166,27 @@ class Hold:
                 self.state = self.machine.decode_state(bytes(body.state))
                 self.head, self.term, self.now_ms = body.seq, body.term, body.now_ms
                 self.positions = dict(body.positions)
+                if self.mail is not None:
+                    self.mail.last_seen = dict(body.last_seen)
+                    self.mail.start_from(body.sent, body.links)
                 return
 
-    def _replay(self, stored: Stored) -> None:
+    def _replay(self, stored: Stored, sent: int) -> None:
         batch = _BATCH.decode(stored.payload)
+        entries = self.machine.decode_entries(bytes(batch.entries))
+        if self.mail is not None:
+            self.mail.folded(stored, batch, entries, sent)
+        if stored.seq <= self.head:
+            return  # in the snapshot; only what it had not yet sent is of interest
         assert batch.prev == self.head, "a batch does not follow its predecessor"
-        for index, entry in enumerate(self.machine.decode_entries(bytes(batch.entries))):
+        for index, entry in enumerate(entries):
             self.machine.evolve(self.state, entry, Place(batch.prev, index), batch.now_ms)
         self.head = stored.seq
         self.term = batch.term
         self.now_ms = max(self.now_ms, batch.now_ms)
         self.positions = dict(batch.positions)
+        if self.mail is not None:
+            self.mail.last_seen = dict(batch.last_seen)
 
     # --- one turn -------------------------------------------------------------------------
 
@@ -170,6 +202,7 @@ class Hold:
     def turn(self) -> None:
         if self.ended or not self.owning or self._flight is not None:
             return
+        self._answer_asks()
         now_ms = max(self.planner.clock_ms(), self.now_ms)
         entries: list[Any] = []
         self._tick(entries, now_ms)
@@ -179,14 +212,17 @@ class Hold:
             self._take_lane(entries, name, now_ms)
         since_ms = self._unrecorded_since_ms
         lazy = since_ms is not None and self.world.now_ms - since_ms >= LAZY_MS
-        if entries or lazy or self._must_prove:
+        if entries or lazy or self._must_prove or self._asks:
             self._send(entries, now_ms)
             return
         self._sleep(now_ms)
 
     def _lanes(self) -> Sequence[str]:
         # No decision may depend on the order between streams: so it is drawn.
-        return ("commands", "facts") if self.world.rng.random() < 0.5 else ("facts", "commands")
+        lot = self.world.rng.random()
+        if self.mail is None:
+            return ("commands", "facts") if lot < 0.5 else ("facts", "commands")
+        return self._lane_orders[int(lot * len(self._lane_orders))]
 
     def _tick(self, entries: list[Any], now_ms: int) -> None:
         for _ in range(TICKS_MAX):
@@ -205,7 +241,12 @@ class Hold:
         return bool(made)
 
     def _take_lane(self, entries: list[Any], name: str, now_ms: int) -> None:
-        stream = (self.log.commands if name == "commands" else self.log.facts)[self.shard]
+        stream = self.log.inputs[name][self.shard]
+        if self.planner.is_cut("log"):
+            return
+        if name == "messages":
+            self._take_messages(entries, stream.messages, now_ms)
+            return
         position = self.positions.get(name)
         seq = position.seq if position is not None else 0
         before = seq
@@ -221,6 +262,27 @@ class Hold:
             self.positions = {**self.positions, name: Position(INCARNATION, seq)}
             if self._unrecorded_since_ms is None:
                 self._unrecorded_since_ms = self.world.now_ms
+
+    def _take_messages(
+        self, entries: list[Any], messages: list[tuple[str, bytes]], now_ms: int
+    ) -> None:
+        """Takes the messages whose turn it is; those that are early wait (S-225)."""
+        mail = self.mail
+        assert mail is not None
+        before = mail.read_seq
+        for seq in range(before + 1, min(len(messages), before + LANE_SHARE) + 1):
+            subject, data = messages[seq - 1]
+            try:
+                bodies = mail.take(seq, subject, data)
+            except PoisonedError as error:
+                poison = self.machine.poison("messages", subject, seq, str(error))
+                self._take(entries, poison, now_ms)
+                continue
+            for body in bodies:
+                for value in self.machine.decode("messages", subject, body):
+                    self._take(entries, value, now_ms)
+        if mail.read_seq != before and self._unrecorded_since_ms is None:
+            self._unrecorded_since_ms = self.world.now_ms
 
     def _sleep(self, now_ms: int) -> None:
         """Wakes for what is due next, at the latest for lazily recorded positions."""
@@ -241,6 +303,10 @@ class Hold:
 
     def _send(self, entries: list[Any], now_ms: int) -> None:
         self.accepted_count += 1
+        mail = self.mail
+        if mail is not None and mail.position():
+            at = Position(INCARNATION, mail.position())
+            self.positions = {**self.positions, "messages": at}
         batch_id = f"{self.planner.name}.{self.planner.life}.{self.term}.{self.accepted_count}"
         batch = Batch(
             v=BATCH_VERSION,
@@ -252,13 +318,14 @@ class Hold:
             prev=self.head,
             now_ms=now_ms,
             positions=self.recorded_positions(),
-            last_seen={},
-            sent=Sent(),
+            last_seen={} if mail is None else mail.last_seen,
+            sent=Sent() if mail is None else Sent(messages=mail.outbox.sent),
             entries=msgspec.Raw(self.machine.encode_entries(entries)),
         )
         self._unrecorded_since_ms = None
         self._must_prove = False
-        self._flight = _Flight(batch_id, self.head, _ENCODE(batch), entries, now_ms)
+        payload = _ENCODE(batch)
+        self._flight = _Flight(batch_id, self.head, payload, entries, now_ms, self.world.now_ms)
         self._append()
 
     def recorded_positions(self) -> dict[str, Position]:
@@ -318,8 +385,12 @@ class Hold:
         self.head = seq
         self.now_ms = flight.now_ms
         self.proven_ms = self.world.now_ms
+        self._proof_ms = flight.sent_at_ms
+        mail = self.mail
         if not self.owning:
             self.owning = True
+            if mail is not None:
+                mail.outbox.release()
             self.planner.owned(self)
             self._sweep_now(at_once=True)
             self.planner.after(SWEEP_MS, self._sweep)
@@ -327,6 +398,8 @@ class Hold:
             for effect in self.machine.effects_of(self.state, self.hints, entry):
                 self._owed[effect.key] = (self.world.now_ms + REPEAT_MS, REPEAT_MS)
                 self._perform(effect)
+        if mail is not None:
+            mail.accepted(flight.prev, seq, flight.entries, flight.now_ms)
         self.planner.accepted(self)
         self._snapshot()
         self.turn()
@@ -341,12 +414,20 @@ class Hold:
             self.positions,
             msgspec.Raw(self.machine.encode_state(self.state)),
         )
+        if self.mail is not None:
+            body.last_seen = self.mail.last_seen
+            body.sent = self.mail.outbox.sent
+            body.links = dict(self.mail.outbox.sent_links)
         data = _ENCODE(body)
         self.log.put_snapshot(self.shard, self.head, digest(data), data)
 
     # --- effects --------------------------------------------------------------------------
 
-    def _perform(self, effect: Effect) -> None:
+    def publish(self, sent: Publication) -> None:
+        """A message that leaves after its batch was accepted, in order with all other effects."""
+        self._perform(sent)
+
+    def _perform(self, effect: Effect | Publication) -> None:
         self._todo.append(effect)
         if len(self._todo) == 1:
             self.planner.after(0, self._perform_next)
@@ -355,11 +436,14 @@ class Hold:
         """One effect at a time, so that a crash can come between any two."""
         if self.ended or not self._todo:
             return
-        if self.world.hit("owner_crash_between_effects"):
+        if self.world.hit(self.planner.crashes_between_effects):
             self.planner.crash()
             return
         effect = self._todo.popleft()
-        self.planner.perform(self, effect)
+        if isinstance(effect, Publication):
+            self.planner.publish(effect)
+        else:
+            self.planner.perform(self, effect)
         if self._todo:
             self.planner.after(0, self._perform_next)
 
@@ -367,6 +451,8 @@ class Hold:
         if self.ended:
             return
         self.planner.after(SWEEP_MS, self._sweep)
+        if self.mail is not None:
+            self.mail.look()
         # An idle owner must still be one before it makes timed effects (S-227).
         if self.world.now_ms - self.proven_ms > PROOF_MS:
             self._must_prove = True
@@ -393,108 +479,32 @@ class Hold:
                 owed[effect.key] = known
         self._owed = owed
 
+    # --- questions ------------------------------------------------------------------------
+
+    def ask(self, answer: Callable[[Any], None]) -> None:
+        """Answers from the state as the log has it, with a proof of this term; or never."""
+        if not self.ended and self.owning:
+            self._asks.append(_Ask(self.accepted_count, answer))
+            self.turn()
+
+    def _answer_asks(self) -> None:
+        """Answers what is proven: nothing is in flight here, so the state is the log's."""
+        if not self._asks:
+            return
+        fresh = self.world.now_ms - self._proof_ms <= PROOF_MS
+        asks, self._asks = self._asks, []
+        for ask in asks:
+            if fresh or self.accepted_count > ask.after:
+                ask.answer(self.state)
+            else:
+                self._asks.append(ask)
+
     def end(self, reason: str) -> None:
         """Drops the state; another hold may be tried later."""
         if not self.ended:
             self.ended = True
             self._todo.clear()
             self._inbox.clear()
+            self._asks.clear()
             self.world.tell("hold ends", self.planner.name, f"shard {self.shard}", reason)
             self.planner.released(self)
-
-
-class Locks:
-    """The spreading of shards over replicas: a hint with a time limit that protects nothing."""
-
-    def __init__(self) -> None:
-        self.until_ms: dict[int, int] = {}
-        self.of: dict[int, str] = {}
-
-
-class Planner(Process):
-    """One replica: it takes free shards, and whatever it is told to."""
-
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        log: SimulatedLog,
-        *,
-        locks: Locks,
-        machine: SandboxMachine,
-        perform: Callable[[Effect], None],
-        observer: Any,
-    ) -> None:
-        super().__init__(world, name)
-        self.log = log
-        self.locks = locks
-        self.machine = machine
-        self.shards = len(log.batches)
-        self.snapshot_every = world.options.snapshot_every
-        self.skew_ms = 0
-        self.holds: dict[int, Hold] = {}
-        self._perform = perform
-        self._observer = observer
-
-    def clock_ms(self) -> int:
-        return self.world.now_ms + self.skew_ms
-
-    def start(self) -> None:
-        self.alive = True
-        self.holds = {}
-        self.after(self.world.between(0, 50), self._beat)
-
-    def crash(self) -> None:
-        """Everything in memory is gone; it is started again after a while."""
-        self.kill()
-        self.holds = {}
-        self.world.after(self.world.between(50, 3_000), self._start_again)
-
-    def _start_again(self) -> None:
-        if not self.alive:
-            self.start()
-
-    def _beat(self) -> None:
-        now_ms = self.world.now_ms
-        for shard in range(self.shards):
-            if shard in self.holds:
-                if self.holds[shard].owning:
-                    self.locks.until_ms[shard] = now_ms + LOCK_MS
-                    self.locks.of[shard] = self.name
-            elif self.locks.until_ms.get(shard, 0) <= now_ms or self.locks.of[shard] == self.name:
-                self.locks.until_ms[shard] = now_ms + LOCK_MS
-                self.locks.of[shard] = self.name
-                self.take(shard)
-        self.after(250, self._beat)
-
-    def take(self, shard: int) -> None:
-        """Starts a takeover, whatever the lock says."""
-        if shard not in self.holds:
-            hold = Hold(self, shard)
-            self.holds[shard] = hold
-            hold.start()
-
-    def owned(self, hold: Hold) -> None:
-        self.world.tell("owned", self.name, f"shard {hold.shard} term {hold.term}")
-        self._observer.owned(hold)
-
-    def accepted(self, hold: Hold) -> None:
-        self._observer.accepted(hold)
-
-    def released(self, hold: Hold) -> None:
-        if self.holds.get(hold.shard) is hold:
-            del self.holds[hold.shard]
-
-    def perform(self, hold: Hold, effect: Effect) -> None:
-        self._observer.performed(hold, effect)
-        self._perform(effect)
-
-    def deliver(self, shard: int, value: Any) -> None:
-        hold = self.holds.get(shard)
-        if hold is not None:
-            hold.deliver(value)
-
-    def poke(self, shard: int) -> None:
-        hold = self.holds.get(shard)
-        if hold is not None:
-            hold.turn()

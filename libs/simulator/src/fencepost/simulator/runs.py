@@ -114,6 +114,11 @@ class _Shrinking:
 
 
 _SMALLER: Final[tuple[dict[str, Any], ...]] = (
+    {"dags": 0},
+    {"dags": 1},
+    {"dags": 2},
+    {"trackers": 1},
+    {"sweepers": 1},
     {"shards": 1},
     {"planners": 1},
     {"gateways": 1},

@@ -12,23 +12,31 @@ from typing import Any, Final
 
 import msgspec
 from fencepost.core import facts, ids
+from fencepost.core.dag.machine import DagMachine
 from fencepost.core.errors import FencepostError
 from fencepost.core.machine import Effect
 from fencepost.core.sandbox.inputs import ReceiptReceived
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.simulator import chaos, checkers
 from fencepost.simulator.auditor import Auditor
+from fencepost.simulator.dag_checkers import MessagesOnce
+from fencepost.simulator.dag_views import SETTLED
 from fencepost.simulator.disks import Outside
 from fencepost.simulator.gateway import LEASE_MS, Gateway
 from fencepost.simulator.ledger import SimulatedLog
+from fencepost.simulator.mail import Post
 from fencepost.simulator.options import Options
-from fencepost.simulator.owner import Locks, Planner
-from fencepost.simulator.provider import Provider
+from fencepost.simulator.provider import DEPLOYMENT, Provider
+from fencepost.simulator.replicas import Locks, Planner
+from fencepost.simulator.sweeper import Sweeper
 from fencepost.simulator.workload import Workload
+from fencepost.simulator.workload_dags import DagWorkload
 from fencepost.simulator.world import START_MS, World
 
+ONCE: Final = ("claim", "unclaim")
 EVENTS_MAX: Final = 400_000
 LIVENESS_LOOK_MS: Final = 500
+STAGES: Final = ("steps", "resolved", "dags", "released")
 GATEWAY_SILENT_MS: Final = 1_200
 
 _encode = msgspec.json.Encoder().encode
@@ -56,7 +64,19 @@ class Simulation:
         self.auditor = Auditor(self.world, self.outside)
         self.provider = Provider(self.world, self.outside, self.auditor)
         self.auditor.provider = self.provider
-        self.log = SimulatedLog(self.world, options.shards, self.auditor.appended)
+        has_dags = options.dags > 0
+        lanes = ("commands", "facts", "messages") if has_dags else ("commands", "facts")
+        self.log = SimulatedLog(self.world, options.shards, self.auditor.appended, inputs=lanes)
+        self.dag_log: SimulatedLog | None = None
+        self.dag_machine = DagMachine()
+        post: Post | None = None
+        if has_dags:
+            lanes = ("commands", "messages")
+            self.dag_log = SimulatedLog(
+                self.world, options.shards, self.auditor.dag_appended, inputs=lanes
+            )
+            logs = {"sandbox": self.log, "dag": self.dag_log}
+            post = Post(self.world, logs, self._poke_family)
         self.checkers = self._checkers()
         locks = Locks()
         self.planners = [
@@ -68,6 +88,7 @@ class Simulation:
                 machine=self.machine,
                 perform=self._perform,
                 observer=self.auditor,
+                post=post,
             )
             for n in range(options.planners)
         ]
@@ -83,16 +104,68 @@ class Simulation:
             for n in range(options.gateways)
         ]
         self.workload = Workload(self.world, self._publish)
-        self.chaos = chaos.Chaos(self.world, self.planners, self.gateways, self.provider, self.log)
+        self.trackers = self._make_trackers(post)
+        self.sweepers = self._make_sweepers()
+        self.dags = DagWorkload(self.world, self.workload, self._publish_dag)
+        if has_dags:
+            self.auditor.happened = self.dags.happened
+        self.chaos = chaos.Chaos(
+            self.world,
+            self.planners,
+            self.gateways,
+            self.provider,
+            self.log,
+            clients=self.workload,
+            trackers=self.trackers,
+            sweepers=self.sweepers,
+            dag_log=self.dag_log,
+        )
         self.settled_ms = 0
+        self._subjects: dict[str, None] = {}
+
+    def _make_trackers(self, post: Post | None) -> list[Planner]:
+        if self.dag_log is None:
+            return []
+        locks = Locks()
+        return [
+            Planner(
+                self.world,
+                f"t{n}",
+                self.dag_log,
+                locks=locks,
+                machine=self.dag_machine,
+                perform=self._perform,
+                observer=self.auditor,
+                post=post,
+                kind="tracker",
+            )
+            for n in range(self.options.trackers)
+        ]
+
+    def _make_sweepers(self) -> list[Sweeper]:
+        count = self.options.sweepers if self.options.dags else 0
+        return [
+            Sweeper(
+                self.world,
+                f"sw{n}",
+                gateways=self.gateways,
+                planners=self.planners,
+                trackers=self.trackers,
+                shards=self.options.shards,
+                propose=self._fact_stored,
+                observer=self.auditor,
+            )
+            for n in range(count)
+        ]
 
     def _checkers(self) -> list[checkers.Checker]:
         made: list[checkers.Checker] = []
         for kind in checkers.ALL:
             if kind is checkers.LedgerUnbroken:
-                made.append(
-                    checkers.LedgerUnbroken(self.auditor, self.machine, self.options.shards)
-                )
+                made += [
+                    checkers.LedgerUnbroken(self.auditor, machine, self.options.shards)
+                    for machine in (self.machine, self.dag_machine)
+                ]
             else:
                 made.append(kind(self.auditor))
         return made
@@ -104,9 +177,36 @@ class Simulation:
 
     def _publish(self, kind: str, sandbox: str, id_: str, body: bytes) -> None:
         shard = self._shard(sandbox)
-        self.log.commands[shard].append(f"fp.v1.cmd.{kind}.{sandbox}.{id_}", body)
+        subject = f"fp.v1.cmd.{kind}.{sandbox}.{id_}"
+        if kind in ONCE and not self._is_first(subject):
+            return
+        self.log.commands[shard].append(subject, body)
         self.world.tell("command", kind, sandbox, id_)
         self._poke(shard)
+
+    def _publish_dag(self, dag: str, id_: str, body: bytes) -> None:
+        assert self.dag_log is not None
+        subject = f"fp.v1.cmd.dag.{dag}.{id_}"
+        if not self._is_first(subject):
+            return
+        shard = self._shard(dag)
+        self.dag_log.commands[shard].append(subject, body)
+        if self.world.trace is not None:
+            self.world.tell("command", "dag", dag, id_, body.decode())
+        self._poke_family("dag", shard)
+
+    def _is_first(self, subject: str) -> bool:
+        """The stream of commands keeps one of each subject, and refuses another."""
+        first = subject not in self._subjects
+        self._subjects[subject] = None
+        return first
+
+    def _poke_family(self, family: str, shard: int) -> None:
+        if family == "sandbox":
+            self._poke(shard)
+            return
+        for tracker in self.trackers:
+            tracker.after(self.world.between(0, 3), tracker.poke, shard)
 
     def _poke(self, shard: int) -> None:
         for planner in self.planners:
@@ -136,6 +236,8 @@ class Simulation:
 
     def _say_all(self, value: Any) -> None:
         for planner in self.planners:
+            if planner.is_cut(_gateway_of(value)):
+                continue
             for shard in range(self.options.shards):
                 planner.after(self.world.between(1, 10), planner.deliver, shard, value)
 
@@ -189,26 +291,27 @@ class Simulation:
     def _deliver(self, sandbox: str, value: Any, delay_ms: int) -> None:
         shard = self._shard(sandbox)
         for planner in self.planners:
-            planner.after(delay_ms, planner.deliver, shard, value)
+            if not planner.is_cut(_gateway_of(value)):
+                planner.after(delay_ms, planner.deliver, shard, value)
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, planner: Planner, effect: Effect) -> None:
         """Sends an order to the gateway session that it names; to nobody when it is over."""
         world = self.world
         if world.hit("dispatch_lost"):
             return
         delayed = world.hit("dispatch_delayed")
         delay_ms = world.between(100, 8_000) if delayed else world.between(0, 5)
-        self._send_order(effect, delay_ms)
+        self._send_order(planner, effect, delay_ms)
         if world.hit("dispatch_repeated"):
-            self._send_order(effect, delay_ms + world.between(0, 5_000))
+            self._send_order(planner, effect, delay_ms + world.between(0, 5_000))
 
-    def _send_order(self, effect: Effect, delay_ms: int) -> None:
+    def _send_order(self, planner: Planner, effect: Effect, delay_ms: int) -> None:
         for gateway in self.gateways:
-            if gateway.session == effect.target:
+            if gateway.session == effect.target and not planner.is_cut(gateway.name):
                 gateway.after(delay_ms, self._order_arrived, gateway, effect)
 
     def _order_arrived(self, gateway: Gateway, effect: Effect) -> None:
-        if gateway.session == effect.target and not gateway.is_cut_off:
+        if gateway.alive and gateway.session == effect.target and not gateway.is_cut_off:
             gateway.take(effect.order)
 
     # --- running ------------------------------------------------------------------------------
@@ -219,7 +322,12 @@ class Simulation:
             planner.start()
         for gateway in self.gateways:
             gateway.start()
+        for tracker in self.trackers:
+            tracker.start()
+        for sweeper in self.sweepers:
+            sweeper.start()
         self.workload.start()
+        self.dags.start()
         self.chaos.start()
         self._advance_to(START_MS + self.options.safety_ms, until_done=True)
         if self.world.violations:
@@ -246,15 +354,17 @@ class Simulation:
             return False
 
     def _settle(self) -> None:
-        """Every step ends; then the indeterminate are resolved and all sandboxes released."""
+        """
+        Every step ends; what is indeterminate is resolved; every DAG is cancelled and answered;
+        all sandboxes are released, and nothing of ours runs any more.
+        """
         world = self.world
         began_ms = world.now_ms
-        for stage in ("steps", "resolved", "released"):
+        for stage in STAGES:
             if stage == "resolved":
-                for view in self.auditor.sandboxes.values():
-                    for name, step in view.steps.items():
-                        if step.state == "indeterminate":
-                            self.workload.resolve(view.name, name)
+                self._resolve()
+            if stage == "dags":
+                self.dags.end_all()
             if stage == "released":
                 self.workload.release_all()
             limit_ms = world.now_ms + self.options.settle_ms
@@ -270,6 +380,12 @@ class Simulation:
         for checker in self.checkers:
             if isinstance(checker, checkers.LedgerUnbroken):
                 checker.finish()
+
+    def _resolve(self) -> None:
+        for view in self.auditor.sandboxes.values():
+            for name, step in view.steps.items():
+                if step.state == "indeterminate":
+                    self.workload.resolve(view.name, name)
 
     def _judge(self, waiting: list[str]) -> None:
         parked = [
@@ -287,36 +403,70 @@ class Simulation:
     def _waiting(self, stage: str) -> list[str]:
         """What a stage still waits for, in words."""
         waiting: list[str] = []
-        if self.workload.unsent:
-            waiting.append(f"{self.workload.unsent} commands are not sent yet")
-        for shard in range(self.options.shards):
-            for name, stream in (
-                ("commands", self.log.commands[shard]),
-                ("facts", self.log.facts[shard]),
-            ):
-                taken = self._position(shard, name)
-                if stage != "released" and name == "commands" and taken < len(stream.messages):
-                    waiting.append(f"shard {shard} took {taken} of {len(stream.messages)} {name}")
+        unsent = self.workload.unsent + self.dags.unsent
+        if unsent:
+            waiting.append(f"{unsent} commands are not sent yet")
+        if stage != "released":
+            waiting += self._untaken("sandbox", self.log)
+            if self.dag_log is not None:
+                waiting += self._untaken("dag", self.dag_log)
         for sent in self.workload.sent:
             state = self.state_of(sent.sandbox, sent.step)
             if state in ("pending", "fenced") or (stage != "steps" and state == "indeterminate"):
                 waiting.append(f"step {sent.sandbox}/{sent.step} is {state}")
+        if stage in ("dags", "released"):
+            waiting += self._unanswered()
         if stage == "released":
             for name in self.workload.sandboxes:
                 view = self.auditor.sandboxes.get(name)
                 if view is None or not view.gone:
                     waiting.append(f"sandbox {name} is not gone")
+            waiting += self._not_released()
+        return waiting
+
+    def _untaken(self, family: str, log: SimulatedLog) -> list[str]:
+        return [
+            f"{family} shard {shard} took {taken} of {len(stream.messages)} commands"
+            for shard, stream in enumerate(log.commands)
+            if (taken := self._position(family, shard, "commands")) < len(stream.messages)
+        ]
+
+    def _unanswered(self) -> list[str]:
+        """Cancels that got no verdict, or no answer at all."""
+        waiting = []
+        for plan in self.dags.dags:
+            view = self.auditor.dags.get(plan.name)
+            if view is None:
+                waiting.append(f"nothing is known of {plan.name}")
+                continue
             waiting += [
-                f"instance {instance.name} still runs"
-                for instance in self.provider.instances.values()
-                if instance.state != "gone"
+                f"cancel {cancel} of {plan.name} is not answered"
+                for cancel in plan.cancels
+                if cancel not in view.answers
             ]
         return waiting
 
-    def _position(self, shard: int, name: str) -> int:
+    def _not_released(self) -> list[str]:
+        """What is still held, still running, or called otherwise than it is."""
+        waiting = [
+            f"{view.name} is {view.verdict}, {view.open_count} are open"
+            for view in self.auditor.dags.values()
+            if view.closed and (view.open_count or view.verdict not in SETTLED)
+        ]
+        waiting += [
+            f"instance {instance.name} still runs"
+            for instance in self.provider.instances.values()
+            if instance.state != "gone" and instance.deployment == DEPLOYMENT
+        ]
+        for checker in self.checkers:
+            if isinstance(checker, MessagesOnce):
+                waiting += checker.waiting()
+        return waiting
+
+    def _position(self, family: str, shard: int, name: str) -> int:
         """How far the ledger says that a stream was taken."""
         for checker in self.checkers:
-            if isinstance(checker, checkers.LedgerUnbroken):
+            if isinstance(checker, checkers.LedgerUnbroken) and checker.family == family:
                 return checker.recorded(shard, name)
         return 0
 
@@ -324,6 +474,11 @@ class Simulation:
         view = self.auditor.sandboxes.get(sandbox)
         known = view.steps.get(step) if view is not None else None
         return "refused" if known is None else known.state
+
+
+def _gateway_of(value: Any) -> str:
+    """The process that speaks: a session's id is its process's name and a number."""
+    return str(value.gateway.rpartition("-")[0])
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-from fencepost.simulator.world import World
+from fencepost.simulator.world import Process, World
 
 DEADLINE_MS: Final = 3_600_000
 _encode = msgspec.json.Encoder().encode
@@ -24,11 +24,11 @@ class Sent(msgspec.Struct):
     step: str
 
 
-class Workload:
+class Workload(Process):
     """`publish(kind, sandbox, id, body)` puts a command into the durable stream of its shard."""
 
     def __init__(self, world: World, publish: Callable[[str, str, str, bytes], None]) -> None:
-        self.world = world
+        super().__init__(world, "clients")
         self.sent: list[Sent] = []
         self.sandboxes = [f"sb{n}" for n in range(world.options.sandboxes)]
         self.done = False
@@ -36,11 +36,13 @@ class Workload:
         self._publish = publish
         self._left = world.options.steps
         self._made = 0
+        self._on_dags = 0
+        self.stored: dict[tuple[str, str], None] = {}
         self._released: dict[str, None] = {}
 
     def start(self) -> None:
         for name in self.sandboxes:
-            self._send("create", name, f"c-{name}", _encode({"spec": {}}))
+            self.send("create", name, f"c-{name}", _encode({"spec": {}}))
         self.world.after(self.world.between(0, 500), self._next)
 
     def _next(self) -> None:
@@ -56,23 +58,31 @@ class Workload:
             0 if gap < 0.4 else world.between(1, 1_000 if gap < 0.95 else 6_000), self._next
         )
 
+    def step_on(self, sandbox: str) -> None:
+        """A step on a sandbox of a DAG, whether it is there or not."""
+        if self.world.faults_on:
+            self._on_dags += 1
+            name = f"t{self._on_dags}"
+            self.sent.append(Sent(sandbox, name))
+            self.send("step", sandbox, name, _encode(self._body(name)))
+
     def _step(self, sandbox: str) -> None:
         world = self.world
         self._made += 1
         name = f"s{self._made}"
         body = self._body(name)
         if world.hit("command_malformed"):
-            self._send("step", sandbox, f"bad{self._made}", self._malformed(body))
+            self.send("step", sandbox, f"bad{self._made}", self._malformed(body))
         self.sent.append(Sent(sandbox, name))
-        self._send("step", sandbox, name, _encode(body))
+        self.send("step", sandbox, name, _encode(body))
         if world.hit("command_id_reused"):
             other = {**body, "args": {"path": "other", "content": "another call"}}
             other["tool"] = "write_file"
             other.pop("compensation", None)
             other.pop("effect", None)
-            world.after(world.between(0, 4_000), self._send, "step", sandbox, name, _encode(other))
+            world.after(world.between(0, 4_000), self.send, "step", sandbox, name, _encode(other))
         if world.hit("step_cancelled"):
-            world.after(world.between(0, 2_500), self._send, "cancel", sandbox, name, b"{}")
+            world.after(world.between(0, 2_500), self.send, "cancel", sandbox, name, b"{}")
         if self._made * 3 > world.options.steps and sandbox not in self._released:
             released = sum(1 for _ in self._released) + 1
             if released < len(self.sandboxes) and world.hit("sandbox_released"):
@@ -115,7 +125,7 @@ class Workload:
 
     def release(self, sandbox: str, *, after_ms: int = 0) -> None:
         self._released[sandbox] = None
-        self.world.after(after_ms, self._send, "release", sandbox, f"r-{sandbox}", b"{}")
+        self.world.after(after_ms, self.send, "release", sandbox, f"r-{sandbox}", b"{}")
 
     def release_all(self) -> None:
         """Again for those that were released before: it may have come before the create did."""
@@ -124,9 +134,9 @@ class Workload:
 
     def resolve(self, sandbox: str, step: str) -> None:
         body = {"as": "compensated", "who": "operator", "note": "looked"}
-        self._send("resolve", sandbox, step, _encode(body))
+        self.send("resolve", sandbox, step, _encode(body))
 
-    def _send(self, kind: str, sandbox: str, id_: str, body: bytes) -> None:
+    def send(self, kind: str, sandbox: str, id_: str, body: bytes) -> None:
         """Publishes until the stream has it; a lost publication or answer is repeated."""
         self.unsent += 1
         self._try(kind, sandbox, id_, body)
@@ -136,11 +146,13 @@ class Workload:
 
     def _try(self, kind: str, sandbox: str, id_: str, body: bytes) -> None:
         world = self.world
-        if world.hit("command_lost"):
+        if world.hit("command_lost") or self.is_cut("log"):
             world.after(world.between(200, 1_000), self._try, kind, sandbox, id_, body)
         else:
             world.after(world.between(0, 5), self._arrived, kind, sandbox, id_, body)
 
     def _arrived(self, kind: str, sandbox: str, id_: str, body: bytes) -> None:
         self.unsent -= 1
+        if kind == "claim":
+            self.stored[(sandbox, id_)] = None
         self._publish(kind, sandbox, id_, body)

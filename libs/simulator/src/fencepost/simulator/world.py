@@ -36,7 +36,16 @@ class Process:
         self.life = 1
         self.alive = True
         self.paused = False
+        self.cuts: dict[str, int] = {}
         self._backlog: list[tuple[Call, tuple[Any, ...]]] = []
+
+    def cut(self, peer: str, ms: int) -> None:
+        """Parts this process from a peer (its name, or its kind) for a time."""
+        self.cuts[peer] = max(self.cuts.get(peer, 0), self.world.now_ms + ms)
+        self.world.tell("parted", self.name, "from", peer, f"for {ms} ms")
+
+    def is_cut(self, peer: str) -> bool:
+        return bool(self.cuts) and self.cuts.get(peer, 0) > self.world.now_ms
 
     def after(self, ms: int, call: Call, *args: Any) -> None:
         self.world.schedule(ms, self, call, args)
