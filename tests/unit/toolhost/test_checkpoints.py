@@ -389,27 +389,71 @@ def test_a_repeated_restore_touches_nothing(keeper: Keeper, fresh: Keeper):
     assert (fresh.host.disk.workspace / "f").read_text() == "two"
 
 
-def test_a_restore_over_work_is_refused(keeper: Keeper, fresh: Keeper):
+def test_what_this_generation_did_is_never_replaced(keeper: Keeper, fresh: Keeper):
     (keeper.host.disk.workspace / "f").write_text("one")
     told = keeper.checkpoint()
-    other = fresh.host.disk.workspace
-    (other / "mine").write_text("m")
+    host = fresh.host
+    assert host.write("s1.1", "mine", "m")["verdict"] == "applied"
     refused = fresh.restore(told["manifest"])
     assert (refused["k"], refused["reason"]) == ("restore_failed", "not_empty")
-    assert (other / "mine").read_text() == "m"
-    (other / "mine").unlink()
-    assert fresh.restore(told["manifest"])["k"] == "restored"
-    # Another checkpoint over this one neither.
-    assert fresh.restore(told["manifest"], checkpoint="c2")["reason"] == "not_empty"
+    assert (host.disk.workspace / "mine").read_text() == "m"
+    # What is there from before is: the next generation has done nothing yet.
+    assert host.mark(epoch=8, session="B", nonce="N8")["k"] == "marked"
+    after = fresh.restore(told["manifest"], epoch=8, session="B")
+    assert (after["k"], after["journal_seq"]) == ("restored", 1)
+    assert sorted(told_tree(host.disk.workspace)) == [b"f"]
 
 
-def test_a_disk_on_which_a_step_was_applied_is_not_restored_even_when_it_is_empty(
-    keeper: Keeper, fresh: Keeper
+def test_a_generation_begins_with_one_checkpoint_only(keeper: Keeper, fresh: Keeper):
+    """A late repeat of an order that was given up must not undo the one that was not."""
+    root = keeper.host.disk.workspace
+    (root / "f").write_text("one")
+    one = keeper.checkpoint()
+    (root / "f").write_text("other")
+    two = keeper.checkpoint()
+    (fresh.host.disk.workspace / "from the image").write_text("i")
+    assert fresh.restore(two["manifest"], checkpoint="c2")["k"] == "restored"
+    assert fresh.restore(one["manifest"], checkpoint="c1")["reason"] == "not_empty"
+    assert told_tree(fresh.host.disk.workspace).keys() == {b"f"}
+    assert (fresh.host.disk.workspace / "f").read_text() == "other"
+
+
+@pytest.mark.parametrize(("direction", "kept"), [("replay", True), ("apply", False)])
+def test_in_a_later_generation_only_replays_may_stand_on_a_restored_tree(
+    keeper: Keeper, fresh: Keeper, direction: str, kept: bool
 ):
+    (keeper.host.disk.workspace / "f").write_text("one")
     told = keeper.checkpoint()
-    assert fresh.host.write("s1.1", "f", "x")["verdict"] == "applied"
-    assert fresh.host.apply("s2.1", "delete_path", {"path": "f"})["outcome"] == "ok"
-    assert fresh.restore(told["manifest"])["reason"] == "not_empty"
+    host = fresh.host
+    assert fresh.restore(told["manifest"])["k"] == "restored"
+    assert host.write("s1.1:r5", "later", "l", direction=direction)["verdict"] == "applied"
+    assert host.mark(epoch=8, session="B", nonce="N8")["k"] == "marked"
+    again = fresh.restore(told["manifest"], epoch=8, session="B")
+    assert (again["k"], again["journal_seq"]) == ("restored", 1)
+    assert (host.disk.workspace / "later").exists() is kept
+    fence = {"epoch": 8, "session": "B", "direction": "replay"}
+    repeated = host.write("s1.1:r6", "later", "l", **fence)
+    assert repeated["verdict"] == ("attested" if kept else "applied")
+    assert repeated.get("of_seq", 0) == (1 if kept else 0)
+    assert (host.disk.workspace / "later").read_text() == "l"
+    third = host.write("s1.1:r7", "later", "l", **fence)
+    assert (third["verdict"], third["of_seq"]) == ("attested", 1 if kept else 2)
+
+
+def test_a_step_from_before_a_restore_is_neither_attested_nor_undone(keeper: Keeper, disk: Disk):
+    host = keeper.host
+    told = keeper.checkpoint()
+    first = disk.fence("s1.1")
+    assert host.apply(first, "write_file", {"path": "a", "content": "a"})["verdict"] == "applied"
+    assert host.mark(epoch=8, session="B", nonce="N8")["k"] == "marked"
+    live = {"epoch": 8, "session": "B"}
+    assert keeper.restore(told["manifest"], **live)["k"] == "restored"
+    assert host.undo("s1.u", of="s1.1", **live)["reason"] == "nothing_to_undo"
+    assert host.revoke("s1.9", **live)["verdict"] == "revoked"
+    old = host.write("s9.1", "a", "a", no=first["no"], **live)
+    assert (old["verdict"], old["reason"]) == ("refused", "too_old")
+    assert host.write("s1.2", "a", "a", **live)["verdict"] == "applied"
+    assert host.write("s1.3", "a", "a", **live)["verdict"] == "attested"
 
 
 def test_nothing_is_applied_and_nothing_read_before_a_restore_is_whole(

@@ -539,6 +539,7 @@ class Entry:
     """What the journal knows of one fence. Receipts stay on the disk, this holds where."""
 
     __slots__ = (
+        "at",
         "attempt",
         "begun",
         "digest",
@@ -560,8 +561,9 @@ class Entry:
         "verdict",
     )  # fmt: skip
 
-    def __init__(self, key, attempt, direction, step, no):
+    def __init__(self, key, attempt, direction, step, no, at):
         self.key = key
+        self.at = at  # its place among all records that were read
         self.attempt = attempt
         self.direction = direction
         self.step = step
@@ -616,8 +618,10 @@ class Journal:
         self.open = set()
         self.dropped = []
         self.owed = []
-        self.restoring = None  # the record of a restore that is not finished
-        self.restored = None  # the record of one that is
+        self.count = 0  # of records
+        self.opened = None  # (count, record) of the first marker of the latest epoch
+        self.restored = None  # (count, record) of the latest restore, finished or not
+        self.forgotten_at = 0  # the latest of the forgotten
 
     def refresh(self):
         """Takes in what other processes appended, or replaced by a compaction."""
@@ -687,7 +691,7 @@ class Journal:
         key = key_of(record["a"], record["d"])
         entry = self.entries.get(key)
         if entry is None:
-            entry = Entry(key, record["a"], record["d"], record["s"], record["no"])
+            entry = Entry(key, record["a"], record["d"], record["s"], record["no"], self.count)
             self.entries[key] = entry
             self.order.append(key)
             if len(self.entries) > WINDOW:
@@ -705,6 +709,7 @@ class Journal:
             if self.steps.get(entry.step) == key:
                 del self.steps[entry.step]
             self.forgotten_no = max(self.forgotten_no, entry.no)
+            self.forgotten_at = max(self.forgotten_at, entry.at)
             self.forgotten_since += 1
             if entry.pre:
                 self.dropped.append(key)
@@ -712,15 +717,20 @@ class Journal:
 
     def apply(self, record, where, part):
         kind = record["k"]
+        self.count += 1
         if kind == "base":
             self.seq = record["seq"]
             self.forgotten_no = record["no"]
             return
         if kind in RESTORES:
-            self.restoring = record if kind == "restoring" else None
-            self.restored = record if kind == "restored" else None
+            self.restored = (self.count, record)
+            # A fence from before is never taken for one that this tree has not seen.
+            highest = max((entry.no for entry in self.entries.values()), default=0)
+            self.forgotten_no = max(self.forgotten_no, highest)
             return
         if kind == "opened":
+            if self.opened is None or self.opened[1]["epoch"] != record["epoch"]:
+                self.opened = (self.count, record)
             return
         entry = self.entry(record)
         if kind == "begun":
@@ -826,13 +836,15 @@ class Journal:
         """Rewrites the journal with what is remembered. The lock is held."""
         temp = self.path + ".new"
         old = self.fd
-        lines = [
-            b'{"k":"base","seq":%d,"no":%d}' % (self.seq - self.done_count(), self.forgotten_no)
-        ]
-        if self.restoring or self.restored:
-            lines.append(_dumps(self.restoring or self.restored).encode())
-        for key in self.order:
-            lines.extend(self.lines_of(self.entries[key]))
+        base = b'{"k":"base","seq":%d,"no":%d}' % (self.seq - self.done_count(), self.forgotten_no)
+        placed = [(entry.at, self.lines_of(entry)) for entry in self.entries.values()]
+        for one in (self.opened, self.restored):
+            if one is not None:
+                placed.append((one[0], [_dumps(one[1]).encode()]))
+        placed.sort(key=lambda item: item[0])
+        lines = [base]
+        for _, some in placed:
+            lines.extend(some)
         data = b"".join(b"%08x %b\n" % (binascii.crc32(line), line) for line in lines)
         fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -853,12 +865,25 @@ class Journal:
         if self.sync:
             sync_dir(self.dir)
 
-    def is_untouched(self):
-        """Whether no step was ever applied here, nor may have been."""
-        return not (
-            self.seq
-            or self.forgotten_no
-            or any(entry.state in ("open", "done", "broken") for entry in self.entries.values())
+    def is_restoring(self):
+        """Whether a restore began here and is not finished."""
+        return self.restored is not None and self.restored[1]["k"] == "restoring"
+
+    def is_here(self, entry):
+        """Whether what an attempt did was done to this tree, not to one before a restore."""
+        return self.restored is None or entry.at > self.restored[0]
+
+    def last_of(self, step):
+        """The latest record of a step, as far as it is about this tree."""
+        entry = self.entries.get(self.steps.get(step, ""))
+        return entry if entry is not None and self.is_here(entry) else None
+
+    def has_begun_since(self, count, directions):
+        """Whether a step was begun after so many records, and may have had an effect."""
+        return self.forgotten_at > count or any(
+            entry.at > count and entry.state in ("open", "done", "broken")
+            for entry in self.entries.values()
+            if entry.direction in directions
         )
 
     def done_count(self):
@@ -1002,19 +1027,6 @@ class Workspace:
         """The directories that cannot be removed: the workspace, and those above the state."""
         count = 1 if self.hidden_parts is None else len(self.hidden_parts)
         return [(self.hidden_parts or ())[:number] for number in range(count)]
-
-    def is_empty(self):
-        """Whether there is nothing but what is the toolhost's own."""
-        dirs = Dirs(self.root_fd)
-        try:
-            for here in self.above_own():
-                for entry in scan(dirs.open(here)):
-                    parts = (*here, os.fsencode(entry.name))
-                    if not self.is_own(parts) and not self.leads_to_own(parts):
-                        return False
-        finally:
-            dirs.close()
-        return True
 
     def dir_fd(self, parts, field="path"):
         """The open directory, or None where nothing is; symbolic links are never traversed."""
@@ -3079,6 +3091,8 @@ class Restore:
                 raise corrupt("%s is there already" % shown(joined(parts))) from None
         except OSError as error:
             raise self.failed(parts, error) from error
+        else:
+            give_to_tools(parts[-1], parent)
         self.made_in.add(parts[:-1])
         if mode != 0o755:
             self.modes.append((parts, mode))
@@ -3091,7 +3105,9 @@ class Restore:
         if not target or b"\0" in target or len(target) > 4095:
             raise corrupt("the target of the link %s" % shown(joined(parts)))
         try:
-            os.symlink(target, parts[-1], dir_fd=self.dirs.open(parts[:-1]))
+            parent = self.dirs.open(parts[:-1])
+            os.symlink(target, parts[-1], dir_fd=parent)
+            give_to_tools(parts[-1], parent)
         except OSError as error:
             raise self.failed(parts, error) from error
         self.made_in.add(parts[:-1])
@@ -3111,6 +3127,8 @@ class Restore:
         return broken_by(error)
 
     def seal(self, fd, file):
+        if TOOL_UID[0]:
+            os.fchown(fd, TOOL_UID[0], TOOL_UID[0])
         if file.mode & 0o022:
             os.fchmod(fd, file.mode)  # what the mask took away
         os.utime(fd, ns=(file.mtime, file.mtime))
@@ -4236,7 +4254,7 @@ class Toolhost:
             raise Refusal("stale_epoch", "the disk is at epoch %d" % marker.epoch)
         if marker.session != call.session:
             raise Refusal("stale_session", "the disk is at another session")
-        if self.journal.restoring is not None and call.kind != "restore":
+        if call.kind != "restore" and self.journal.is_restoring():
             raise Fault("restoring", "a restore of this disk is not finished")
         return marker
 
@@ -4278,7 +4296,7 @@ class Toolhost:
         if self.look_up(call):
             return
         self.check_digest(call)
-        last = self.journal.entries.get(self.journal.steps.get(call.step, ""))
+        last = self.journal.last_of(call.step)
         if last is not None:
             if last.state == "broken":
                 raise Indeterminate(
@@ -4296,6 +4314,7 @@ class Toolhost:
         first = json.loads(self.journal.read(last.receipt))
         of = last.of if last.verdict == "attested" else last.attempt
         kept = {name: first[name] for name in ("outcome", "changes", "result")}
+        kept["of_seq"] = first.get("of_seq") or first["journal_seq"]
         self.record(call, "attested", marker, self.second_reading(marker), of=of, **kept)
 
     def second_reading(self, marker):
@@ -4426,6 +4445,8 @@ class Toolhost:
             if target is None:
                 raise Refusal("too_old", "the first apply is forgotten")
             call.root = target.attempt
+        if target is not None and not self.journal.is_here(target):
+            raise Refusal("nothing_to_undo", "%s was before a restore" % clean(call.of))
         if target is None:
             if self.journal.forgotten_no:
                 raise Refusal("too_old", "%s is not among the remembered records" % clean(call.of))
@@ -4709,10 +4730,10 @@ class Toolhost:
         """
         if entry is not None and entry.state in ("done", "broken", "rolled"):
             return None
-        last = self.journal.entries.get(self.journal.steps.get(call.step, ""))
+        last = self.journal.last_of(call.step)
         if last is not None and last.state == "open":
             self.revoke_running(last)
-            last = self.journal.entries.get(self.journal.steps.get(call.step, ""))
+            last = self.journal.last_of(call.step)
         if last is None or last.direction == "undo" or last.state not in ("done", "broken"):
             return None
         return last
@@ -4746,11 +4767,11 @@ class Toolhost:
                 alone = not processes(0, self.cookie, 0)
                 snapshot = Snapshot(job, self.workspace, self.cache, alone, self.send)
                 job.steps = self.checkpoint(job, marker, snapshot)
-            elif self.is_restored(job):
+            elif self.is_restored(job, marker):
                 self.say_restored(job)
                 return
             else:
-                self.check_untouched_disk()
+                self.check_not_begun(marker)
                 restore = Restore(job, self.workspace, self.sync, self.send)
                 job.steps = self.restore(job, marker, restore)
         except (Refusal, Fault, Broken) as error:
@@ -4834,22 +4855,40 @@ class Toolhost:
         if unkept is not None and head.get("manifest") == unkept[0]:
             self.cache.store(*unkept)
 
-    def is_restored(self, job):
-        found = self.journal.restored
-        return found is not None and (found["c"], found["m"]) == (job.checkpoint, job.manifest)
+    def is_restored(self, job, marker):
+        """
+        Whether this restore was done here already, and what followed came after it.
 
-    def check_untouched_disk(self):
-        if self.journal.restoring is not None:
-            return  # whatever is there is the unfinished restore's
-        if not self.journal.is_untouched() or not self.workspace.is_empty():
-            raise Broken("not_empty", "this disk holds work of its own")
+        In its own epoch it never is done again: a request that is late would undo the steps
+        since. In a later one it is, unless only replays followed.
+        """
+        if self.journal.restored is None:
+            return False
+        at, found = self.journal.restored
+        if (found["k"], found["c"], found["m"]) != ("restored", job.checkpoint, job.manifest):
+            return False
+        return found["e"] == marker.epoch or not self.journal.has_begun_since(at, ("apply",))
+
+    def check_not_begun(self, marker):
+        """
+        What the disk holds from before this generation is replaced; what this one did never is.
+        """
+        opened, restored = self.journal.opened, self.journal.restored
+        since = 0 if opened is None else opened[0]
+        if self.journal.has_begun_since(since, ("apply", "replay", "undo")):
+            raise Broken("not_empty", "steps of this generation were applied here")
+        if restored is not None and (restored[1]["k"], restored[1]["e"]) == (
+            "restored",
+            marker.epoch,
+        ):
+            raise Broken("not_empty", "this generation began with %s" % restored[1]["c"])
 
     def restore(self, job, marker, restore):
         """
         Makes the tree between two records: `restoring` before the first effect, `restored` after
         the last. Where it fails the workspace is emptied again, as it was.
         """
-        about = {"c": job.checkpoint, "m": job.manifest}
+        about = {"c": job.checkpoint, "m": job.manifest, "e": marker.epoch}
         self.journal.append({"k": "restoring", **about})
         if CRASH_AT:
             crash("restoring")
@@ -4877,8 +4916,8 @@ class Toolhost:
         self.say_restored(job)
 
     def say_restored(self, job):
-        found = self.journal.restored
-        assert found is not None
+        assert self.journal.restored is not None
+        found = self.journal.restored[1]
         self.send(
             {
                 "k": "restored", "id": job.id, "checkpoint": found["c"], "manifest": found["m"],
@@ -4995,7 +5034,7 @@ class Toolhost:
 
     def read(self, head, body):
         request, tool = head.get("id"), head.get("tool")
-        if self.journal.restoring is not None:
+        if self.journal.is_restoring():
             # What is not there yet must not be taken for absent.
             told = {"reason": "overloaded", "error": "the workspace is being restored"}
             self.answer_read(request, False, told)
