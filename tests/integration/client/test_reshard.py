@@ -1,0 +1,238 @@
+"""A recorded history is cut into another number of shards, and nothing of it is lost."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fencepost.client import ledger, reshard
+from fencepost.client.client import Client
+from fencepost.client.embedded import NatsServer
+from fencepost.client.verify import verify
+from fencepost.contracts import subjects
+from fencepost.contracts.messages import Batch, Sent
+from fencepost.core.dag.machine import DagMachine
+from fencepost.core.errors import LedgerBrokenError, RefusedError
+from fencepost.core.sandbox import entries as e
+from fencepost.core.sandbox.machine import SandboxMachine
+from fencepost.runtime import streams as deployed
+from fencepost.runtime.ledger import JetStreamLog
+from fencepost.runtime.link import Link
+from fencepost.runtime.outbox import MessageMaker
+from fencepost.runtime.ports import AppendRefused
+from fencepost.simulator.options import draw
+from fencepost.simulator.simulation import Simulation
+
+BEFORE, AFTER = 2, 5
+
+
+async def deployment(server: NatsServer, shards: int) -> Client:
+    link = await Link.connect(server.url, name="operator")
+    try:
+        await deployed.declare(link, shards, create=True)
+    finally:
+        await link.close()
+    return await Client.connect(server.url, wait_s=5)
+
+
+@pytest.fixture
+async def source(tmp_path: Path) -> AsyncIterator[Client]:
+    server = await NatsServer.start(tmp_path / "source")
+    try:
+        async with await deployment(server, BEFORE) as client:
+            yield client
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def target(tmp_path: Path) -> AsyncIterator[Client]:
+    server = await NatsServer.start(tmp_path / "target")
+    try:
+        async with await deployment(server, AFTER) as client:
+            yield client
+    finally:
+        await server.stop()
+
+
+def history(seed: int) -> list[Batch]:
+    """A history as the services would have written it, faults and takeovers included."""
+    simulation = Simulation(seed, msgspec.structs.replace(draw(seed), shards=BEFORE), tracing=False)
+    simulation.run()
+    assert not simulation.world.violations
+    stored = sorted(each for shard in simulation.log.batches for each in shard)
+    return [msgspec.json.decode(each.payload, type=Batch) for each in stored]
+
+
+async def record(client: Client, batches: list[Batch]) -> None:
+    log = JetStreamLog(client.link)
+    heads: dict[int, int] = {}
+    for batch in batches:
+        prev = heads.get(batch.shard, 0)
+        written = msgspec.structs.replace(batch, prev=prev, positions={}, sent=Sent(), snapshot="")
+        subject = subjects.ledger(batch.family, batch.shard)
+        heads[batch.shard] = await log.append(subject, msgspec.json.encode(written), prev)
+    await take_messages(client, batches)
+
+
+async def take_messages(client: Client, batches: list[Batch]) -> None:
+    """Dag shards that have taken every message which those sandbox shards sent."""
+    machine = SandboxMachine()
+    makers = {shard: MessageMaker(machine, shard, BEFORE) for shard in range(BEFORE)}
+    for shard, maker in makers.items():
+        async for recorded in ledger.batches(client.link, shard):
+            maker.make(recorded.seq, recorded.entries, 0)
+    dags = DagMachine()
+    for shard in range(BEFORE):
+        receiver = subjects.message("dag", shard)
+        seen = {f"sandbox.{n}": m.links[receiver] for n, m in makers.items() if receiver in m.links}
+        batch = Batch(
+            v=1,
+            id=f"dag.{shard}",
+            family="dag",
+            shard=shard,
+            term=1,
+            owner="tracker",
+            prev=0,
+            now_ms=batches[0].now_ms,
+            positions={},
+            last_seen=seen,
+            sent=Sent(),
+            entries=msgspec.Raw(
+                dags.encode_entries([dags.term_opened(1, "tracker", BEFORE, "fnv1a32")])
+            ),
+        )
+        await JetStreamLog(client.link).append(
+            subjects.ledger("dag", shard), msgspec.json.encode(batch), 0
+        )
+
+
+async def entries_by_sandbox(client: Client) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for shard in range(client.shards):
+        async for recorded in ledger.batches(client.link, shard):
+            for entry in recorded.entries:
+                if not isinstance(entry, e.TermOpened):
+                    found.setdefault(entry.sandbox, []).append((recorded.batch.now_ms, entry))
+    return found
+
+
+@pytest.mark.parametrize("seed", [3, 14, 15])
+async def test_every_entry_is_there_again_in_its_sandbox_s_order(
+    source: Client, target: Client, seed: int
+) -> None:
+    await record(source, history(seed))
+    before = await entries_by_sandbox(source)
+    result = await reshard.reshard(source, target)
+    assert (result.shards_before, result.shards) == (BEFORE, AFTER)
+    after = await entries_by_sandbox(target)
+    assert set(after) == set(before)
+    for sandbox, entries in before.items():
+        if sandbox:
+            assert after[sandbox] == entries
+        else:
+            assert sorted(map(repr, after[sandbox])) == sorted(map(repr, entries))
+    assert result.entries >= sum(map(len, before.values()))
+    assert (await verify(target)).is_clean
+    # The source is as it was, but for our own terms: it can go on.
+    assert await entries_by_sandbox(source) == before
+
+
+async def test_a_source_that_is_written_meanwhile_is_refused(
+    source: Client, target: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await record(source, history(3))
+    compared = reshard._prove_still
+
+    async def written(client: Client, sealed: dict[Any, Batch]) -> None:
+        family, shard = next(iter(sealed))
+        async for recorded in ledger.batches(client.link, shard, family=family):
+            last = recorded
+        other = msgspec.structs.replace(
+            last.batch, id="another", prev=last.seq, entries=msgspec.Raw(b"[]")
+        )
+        subject = subjects.ledger(family, shard)
+        await JetStreamLog(client.link).append(subject, msgspec.json.encode(other), last.seq)
+        await compared(client, sealed)
+
+    monkeypatch.setattr(reshard, "_prove_still", written)
+    with pytest.raises(RefusedError, match="was written meanwhile"):
+        await reshard.reshard(source, target)
+
+
+async def test_an_owner_that_still_lives_is_fenced(source: Client, target: Client) -> None:
+    await record(source, history(3))
+    heads = {}
+    for shard in range(BEFORE):
+        async for recorded in ledger.batches(source.link, shard):
+            heads[shard] = recorded
+    await reshard.reshard(source, target)
+
+    for shard, last in heads.items():
+        late = msgspec.structs.replace(last.batch, id="late", prev=last.seq)
+        subject = subjects.ledger("sandbox", shard)
+        with pytest.raises(AppendRefused):
+            await JetStreamLog(source.link).append(subject, msgspec.json.encode(late), last.seq)
+
+
+async def test_a_source_with_an_unread_input_is_refused(source: Client, target: Client) -> None:
+    await record(source, history(3))
+    body = b'{"tool": "write_file", "args": {"path": "a", "content": ""}}'
+    await source.link.call(subjects.command("step", "s1", "late"), body, timeout_s=5)
+    with pytest.raises(RefusedError, match="has not read FP_COMMANDS"):
+        await reshard.reshard(source, target)
+    assert (await ledger.history(target.link)).messages == 0
+
+
+async def test_a_target_with_a_history_is_refused(source: Client, target: Client) -> None:
+    batches = history(3)
+    await record(source, batches)
+    log = JetStreamLog(target.link)
+    await log.append(subjects.ledger("sandbox", 0), msgspec.json.encode(batches[0]), 0)
+    with pytest.raises(RefusedError, match="has 1 batches"):
+        await reshard.reshard(source, target)
+
+
+async def test_a_message_that_nobody_took_is_on_its_way(source: Client, target: Client) -> None:
+    batches = history(3)
+    await record(source, batches)
+    told = e.ToldEntry(sandbox="nobody", dag="d1", acquisition="a1", phase="refused")
+    async for recorded in ledger.batches(source.link, 0):
+        head = recorded
+    batch = msgspec.structs.replace(
+        head.batch,
+        id="told",
+        prev=head.seq,
+        entries=msgspec.Raw(SandboxMachine().encode_entries([told])),
+    )
+    subject = subjects.ledger("sandbox", 0)
+    await JetStreamLog(source.link).append(subject, msgspec.json.encode(batch), head.seq)
+    with pytest.raises(RefusedError, match="are on their way"):
+        await reshard.reshard(source, target)
+
+
+async def test_an_empty_source_is_refused(source: Client, target: Client) -> None:
+    with pytest.raises(RefusedError, match="empty"):
+        await reshard.reshard(source, target)
+
+
+async def test_contents_go_along(source: Client, target: Client) -> None:
+    put = await source._blobs.put(b"x" * 100_000, field="content")
+    assert await reshard.copy_contents(source, target) == 1
+    assert await target._blobs._objects.get(put["$blob"]) == b"x" * 100_000
+
+
+def test_a_state_that_differs_is_named() -> None:
+    ended = {"gone": True, "steps": {}, "epoch": 3}
+    alive = {"gone": False, "steps": {}, "epoch": 3}
+    before = {"sandbox": {"s1": alive, "s2": ended}, "dag": {}}
+    assert reshard.compare(before, before) == 0
+    assert reshard.compare(before, {"sandbox": {"s1": alive}, "dag": {}}) == 1
+    with pytest.raises(LedgerBrokenError, match="sandbox s1: it is not"):
+        reshard.compare(before, {"sandbox": {"s2": ended}, "dag": {}})
+    with pytest.raises(LedgerBrokenError, match="sandbox s1: epoch is not"):
+        changed = {**alive, "epoch": 4}
+        reshard.compare(before, {"sandbox": {"s1": changed, "s2": ended}, "dag": {}})
+    with pytest.raises(LedgerBrokenError, match="s3: was not there"):
+        reshard.compare(before, {"sandbox": {**before["sandbox"], "s3": alive}, "dag": {}})
