@@ -737,4 +737,4 @@ def print_object(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 # These add themselves to `app`, with what stands above.
-from fencepost.client import dag_commands, sweep_commands  # noqa: E402, F401
+from fencepost.client import dag_commands, reshard_commands, sweep_commands  # noqa: E402, F401
