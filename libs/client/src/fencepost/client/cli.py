@@ -737,4 +737,9 @@ def print_object(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 # These add themselves to `app`, with what stands above.
-from fencepost.client import dag_commands, reshard_commands, sweep_commands  # noqa: E402, F401
+from fencepost.client import (  # noqa: E402
+    dag_commands,  # noqa: F401
+    import_commands,  # noqa: F401
+    reshard_commands,  # noqa: F401
+    sweep_commands,  # noqa: F401
+)
