@@ -85,3 +85,15 @@ def test_every_link_leads_to_a_file(path: str) -> None:
     prose = CODE.sub("", tree.text(path))
     broken = [target for target in LINK.findall(prose) if not (here / target).exists()]
     assert not broken, f"{path}: {broken}"
+
+
+def test_every_metric_stands_in_the_operators_page_and_no_other() -> None:
+    """`_counter`, `_gauge` and `_histogram` with a name, as `runtime.metrics` calls them."""
+    source = tree.text("libs/runtime/src/fencepost/runtime/metrics.py")
+    made = re.findall(r"self\._(?:counter|gauge|histogram)\(\s*\"([a-z_]+)\"", source)
+    assert len(made) > 40
+    page = tree.text("docs/operating.md")
+    listed = re.findall(r"^\| `([a-z_]+)(?:\{[a-z,]*\})?` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(made)
+    for name in set(re.findall(r"fencepost_([a-z_]+)", page)):
+        assert name in made, name
