@@ -6,19 +6,25 @@ Whether what clients were told is so: by the recorded ledger, the disks and the 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fencepost.client import Client, StepOutcome, ledger, verify
+from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox import entries as e
 from fencepost.providers import processes
 
-from scripts.chaos.workload import LOG, Sent, Told
+from scripts.chaos.workload import LOG, Sent, Told, blob
 from scripts.chaos.world import World
 
+T = TypeVar("T")
+
+_PATIENCE_S: Final = 90.0
+_AGAIN_S: Final = 0.5
 _FINAL: Final = {"committed": e.Committed, "compensated": e.Compensated}
 
 
@@ -41,23 +47,25 @@ class _Recorded:
 
     finals: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     opened: dict[str, int] = field(default_factory=dict)
+    disks: Counter[str] = field(default_factory=Counter)
+    condemned: Counter[str] = field(default_factory=Counter)
     released: set[str] = field(default_factory=set)
 
 
 async def check(world: World, client: Client, told: Told) -> Found:
     """Reads the whole ledger and looks at every disk; everything must have settled before."""
     found = Found(problems=[*told.untrue, *told.bugs])
-    report = await verify.verify(client)
+    report = await _patiently(lambda: verify.verify(client))
     found.problems += [f"verify: {violation}" for violation in report.violations]
     found.entries, found.terms = report.entries, report.terms
     found.committed, found.indeterminate = report.committed, report.indeterminate
-    recorded = await _read(client)
+    recorded = await _patiently(lambda: _read(client))
     for sent in told.steps:
         if sent.outcome is not None:
             found.problems += _compare(sent, sent.outcome, recorded)
             found.compared += 1
     for name in told.standing:
-        view = await client.show(name)
+        view = await _patiently(lambda name=name: client.show(name))  # type: ignore[misc]
         _look_at(world, view, told, recorded, found)
     for dag in told.dags:
         if dag.verdict is not None and dag.verdict.released in ("confirmed", "nothing_held"):
@@ -66,6 +74,19 @@ async def check(world: World, client: Client, told: Told) -> Found:
                     found.problems.append(f"{dag.name} {dag.verdict.released}, and {left} is left")
     found.problems += _strays(world)
     return found
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asks again while nothing can be said: a busy machine is no finding."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _PATIENCE_S
+    while True:
+        try:
+            return await ask()
+        except UnknownError:
+            if loop.time() > deadline:
+                raise
+            await asyncio.sleep(_AGAIN_S)
 
 
 async def _entries(client: Client) -> AsyncIterator[Any]:
@@ -85,6 +106,9 @@ async def _read(client: Client) -> _Recorded:
                 recorded.finals.setdefault((entry.sandbox, entry.step), []).append(entry)
             case e.EpochOpened() if entry.disk != "warm":
                 recorded.opened[entry.sandbox] = entry.epoch
+                recorded.disks[entry.sandbox] += 1
+            case e.Condemned():
+                recorded.condemned[entry.sandbox] += 1
             case e.Releasing():
                 recorded.released.add(entry.sandbox)
             case _:
@@ -111,6 +135,10 @@ def _look_at(
     name = view["sandbox"]
     if name in recorded.released:
         found.problems.append(f"{name} is held by its operator, and was released")
+    # Its first disk, one for each that was taken, and one for each that it was rightly not trusted.
+    may_have = 1 + told.taken[name] + recorded.condemned[name]
+    if recorded.disks[name] > may_have:
+        found.problems.append(f"{name} had {recorded.disks[name]} disks, and {may_have} reasons")
     if view["state"] != "live" or not world.processes_of(name):
         found.problems.append(f"{name} is held by its operator, and is {view['state']}")
         return
@@ -137,8 +165,9 @@ def _look_at(
 def _has(workspace: Path, lines: Counter[str], sent: Sent) -> bool:
     if sent.effect == "line":
         return lines[sent.step] > 0
-    place = workspace / ("f" if sent.effect == "file" else "p") / sent.step
-    return place.exists() and place.read_text().strip() == sent.step
+    place = workspace / ("p" if sent.effect == "patch" else "f") / sent.step
+    wanted = blob(sent.step) if sent.effect == "blob" else sent.step
+    return place.exists() and place.read_text().strip() == wanted.strip()
 
 
 def _strays(world: World) -> list[str]:

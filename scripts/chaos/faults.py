@@ -8,24 +8,21 @@ from the run's seed; what the machine makes of them is not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from fencepost.client import Client
-from fencepost.client.embedded import PostgresServer
 from fencepost.client.processes import Child
 from fencepost.client.stack import Service
-from fencepost.core.errors import FencepostError
 
 from scripts.chaos.disks import PowerDisk
+from scripts.chaos.fault import Fault, Strike
+from scripts.chaos.losses import of_sandboxes
 from scripts.chaos.proxy import MODES, Direction, Mode, Proxy
 from scripts.chaos.world import LEASE_MS, World
-
-Strike = Callable[[random.Random], Awaitable[None]]
 
 ELECTION_S: Final = 10.0
 """As long as a node must be silent for another leader to be elected, and a little more."""
@@ -33,18 +30,8 @@ ELECTION_S: Final = 10.0
 _DIRECTIONS: Final[tuple[tuple[Direction, ...], ...]] = (("up",), ("down",), ("up", "down"))
 
 
-@dataclass(frozen=True)
-class Fault:
-    """`weight`: how often it is drawn, compared with the others."""
-
-    name: str
-    touches: str
-    weight: int
-    strike: Strike
-
-
-def faults(world: World, client: Client, boxes: list[str]) -> list[Fault]:
-    """Every fault that this world can have."""
+def faults(world: World, client: Client, boxes: list[str], taken: Counter[str]) -> list[Fault]:
+    """Every fault that this world can have. `taken` counts how often a sandbox lost its disk."""
     found: list[Fault] = []
     for service in world.services.values():
         found += _of_service(service)
@@ -58,11 +45,10 @@ def faults(world: World, client: Client, boxes: list[str]) -> list[Fault]:
     if world.postgres is not None:
         found += _of_postgres(world)
     if world.sandbox_disk is not None:
-        found.append(Fault("full disk: sandboxes", "sandboxes", 4, _sandboxes_full(world)))
+        found.append(Fault("full disk: sandboxes", "sandboxes", 1, _sandboxes_full(world), "disk"))
     if world.store_disks and world.cluster is None:
-        found.append(Fault("full disk: nats", "nats", 3, _store_full(world)))
-    found.append(Fault("reclaim", "box", 12, _reclaim(client, boxes)))
-    return found
+        found.append(Fault("full disk: nats", "nats", 1, _store_full(world), "disk"))
+    return found + of_sandboxes(world, client, boxes, taken)
 
 
 def _of_service(service: Service) -> list[Fault]:
@@ -81,10 +67,17 @@ def _of_service(service: Service) -> list[Fault]:
         finally:
             service.resume()
 
+    async def restart(rng: random.Random) -> None:
+        del rng
+        if service.is_running:
+            await service.stop()
+        service.start()
+
     role = service.role
     return [
-        Fault(f"kill -9: {role}", service.name, 3, kill),
-        Fault(f"stop and continue: {role}", service.name, 3, pause),
+        Fault(f"restart: {role}", service.name, 1, restart, "process"),
+        Fault(f"kill -9: {role}", service.name, 1, kill, "process"),
+        Fault(f"stop and continue: {role}", service.name, 1, pause, "process"),
     ]
 
 
@@ -114,10 +107,13 @@ def _of_proxy(proxy: Proxy, what: str, weight: int) -> list[Fault]:
     role = what.partition("-")[0]
     link = f"{role} to {what.rpartition(' ')[2]}"
     found = [
-        Fault(f"cut: {link}", f"{what} link", weight, strike_cut),
-        Fault(f"refuse: {link}", f"{what} link", weight, strike_refuse),
+        Fault(f"cut: {link}", f"{what} link", weight, strike_cut, "link"),
+        Fault(f"refuse: {link}", f"{what} link", weight, strike_refuse, "link"),
     ]
-    found += [Fault(f"{mode}: {link}", f"{what} link", weight, strike_mode(mode)) for mode in MODES]
+    found += [
+        Fault(f"{mode}: {link}", f"{what} link", weight, strike_mode(mode), "link")
+        for mode in MODES
+    ]
     return [fault for fault in found if fault.weight]
 
 
@@ -134,7 +130,9 @@ def _isolated(world: World, service: Service) -> Fault:
             for proxy in proxies:
                 proxy.heal()
 
-    return Fault(f"partition: {service.role} to nats", f"{service.name} nats link", 2, strike)
+    return Fault(
+        f"partition: {service.role} to nats", f"{service.name} nats link", 2, strike, "link"
+    )
 
 
 def _of_server(world: World) -> list[Fault]:
@@ -248,7 +246,7 @@ def _of_postgres(world: World) -> list[Fault]:
         assert world.postgres is not None
         world.postgres.kill()
         await asyncio.sleep(rng.random() * 2)
-        await revive(world)
+        await world.revive_postgres()
 
     async def pause(rng: random.Random) -> None:
         assert world.postgres is not None
@@ -263,14 +261,6 @@ def _of_postgres(world: World) -> list[Fault]:
         Fault("kill -9: postgres", "postgres", 2, kill),
         Fault("stop and continue: postgres", "postgres", 2, pause),
     ]
-
-
-async def revive(world: World) -> None:
-    """Starts PostgreSQL again on its port and data."""
-    assert world.postgres is not None
-    if not world.postgres.is_running:
-        port = world.postgres.port
-        world.postgres = await PostgresServer.start(world.data / "postgres", port)
 
 
 def _sandboxes_full(world: World) -> Strike:
@@ -297,15 +287,6 @@ def _store_full(world: World) -> Strike:
         finally:
             disk.free()
         # A server that met a full disk stores nothing more until it is started again.
-        await world.revive_servers()
-
-    return strike
-
-
-def _reclaim(client: Client, boxes: list[str]) -> Strike:
-    async def strike(rng: random.Random) -> None:
-        # One that has just been taken and is not back yet is served by nobody.
-        with contextlib.suppress(FencepostError):
-            await client.fault(rng.choice(boxes), {"do": "reclaim"}, timeout_s=2.0)
+        await world.revive_nats()
 
     return strike

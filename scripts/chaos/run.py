@@ -16,9 +16,10 @@ from fencepost.client.processes import StartError
 
 from scripts.chaos import checks
 from scripts.chaos.disks import DiskError
-from scripts.chaos.faults import Fault, faults
+from scripts.chaos.fault import KINDS, Fault
+from scripts.chaos.faults import faults
 from scripts.chaos.settling import Settling
-from scripts.chaos.workload import Workload
+from scripts.chaos.workload import Told, Workload
 from scripts.chaos.world import Shape, World
 
 Say = Callable[[str], None]
@@ -54,6 +55,7 @@ class Report:
     steps: dict[str, int] = field(default_factory=dict)
     retried: int = 0
     dags: dict[str, int] = field(default_factory=dict)
+    cancel_s_max: float = 0.0
     silent: dict[str, int] = field(default_factory=dict)
     entries: int = 0
     terms: int = 0
@@ -72,7 +74,7 @@ class Report:
             *(f"    {count:4} {name}" for name, count in sorted(self.faults.items())),
             *(f"    skipped: {name} ({why})" for name, why in self.skipped.items()),
             f"  steps told: {_counts(self.steps)}; {self.retried} took more than one attempt",
-            f"  DAGs told: {_counts(self.dags)}",
+            f"  DAGs told: {_counts(self.dags)}; the slowest cancel took {self.cancel_s_max:.1f} s",
             f"  answers that said nothing: {_counts(self.silent)}",
             f"  ledger: {self.entries} entries, {self.terms} terms",
             f"  {self.compared} outcomes compared with it, {self.on_disk} looked up on live disks",
@@ -105,7 +107,7 @@ async def chaos(folder: Path, options: Options, report: Report, say: Say) -> Non
 async def _run(world: World, client: Client, options: Options, report: Report, say: Say) -> None:
     workload = Workload(world, client, options.seed)
     await workload.start(boxes=options.boxes, dags=options.dags)
-    nemesis = Nemesis(world, client, options, workload.told.standing, say)
+    nemesis = Nemesis(world, client, options, workload.told, say)
     began = time.monotonic()
     await nemesis.run()
     report.seconds = round(time.monotonic() - began, 1)
@@ -133,13 +135,14 @@ async def _run(world: World, client: Client, options: Options, report: Report, s
     report.retried = sum(one.outcome is not None and one.outcome.attempts > 1 for one in told.steps)
     report.dags = dict(Counter(dag.verdict.released for dag in told.dags if dag.verdict))
     report.silent = dict(told.silent)
+    report.cancel_s_max = round(told.cancel_s_max, 1)
 
 
 class Nemesis:
     """Draws faults and lets them strike, a few at once, never two at the same thing."""
 
     def __init__(
-        self, world: World, client: Client, options: Options, boxes: list[str], say: Say
+        self, world: World, client: Client, options: Options, told: Told, say: Say
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.revived: Counter[str] = Counter()
@@ -152,7 +155,7 @@ class Nemesis:
         self._running: set[asyncio.Task[None]] = set()
         self._faults = [
             fault
-            for fault in faults(world, client, boxes)
+            for fault in faults(world, client, told.standing, told.taken)
             if not options.only or any(word in fault.name for word in options.only)
         ]
         assert self._faults, f"no fault is called {options.only}"
@@ -177,6 +180,9 @@ class Nemesis:
         free = [fault for fault in self._faults if fault.touches not in self._busy]
         if not free:
             return
+        kinds = sorted({one.kind for one in free})
+        kind = self._rng.choices(kinds, [KINDS[one] for one in kinds])[0]
+        free = [one for one in free if one.kind == kind]
         fault = self._rng.choices(free, [one.weight for one in free])[0]
         rng = random.Random(self._rng.random())
         task = asyncio.create_task(self._strike(fault, rng))

@@ -23,12 +23,14 @@ from scripts.chaos.world import World
 
 LOG: Final = "log"
 OUTCOME_S: Final = 25.0
+EFFECTS: Final = ("file", "file", "patch", "line", "blob")
+_BLOB_BYTES: Final = 40_000
 _NO_STEP: Final = frozenset({"unknown_step"})
 # What a client may be told of a DAG that is being torn down, or whose sandbox was taken away.
 _NO_DAG: Final = frozenset(
     {
         "unknown_dag", "dag_closed", "released", "unknown_sandbox", "releasing", "gone",
-        "create_failed", "stop_accepted", "cancelled", "closed",
+        "create_failed", "stop_accepted", "cancelled", "closed", "sandbox_released",
     }
 )  # fmt: skip
 
@@ -46,10 +48,14 @@ class Sent:
 
 @dataclass
 class Dag:
-    """One DAG: the sandboxes made for it, the one that it only adopted, and its last verdict."""
+    """
+    One DAG: the sandboxes asked for, those that it was told it has, the one that it only adopted,
+    and its last verdict.
+    """
 
     name: str
     fresh: list[str] = field(default_factory=list)
+    has: list[str] = field(default_factory=list)
     adopted: str = ""
     is_known: bool = False
     verdict: Verdict | None = None
@@ -57,17 +63,28 @@ class Dag:
 
 @dataclass
 class Told:
-    """What clients were told, and what showed at once that it was not true."""
+    """
+    What clients were told, and what showed at once that it was not true.
+
+    `taken`: how often the faults took a standing sandbox's disk, or tried to.
+    """
 
     steps: list[Sent] = field(default_factory=list)
     dags: list[Dag] = field(default_factory=list)
     standing: list[str] = field(default_factory=list)
+    taken: Counter[str] = field(default_factory=Counter)
     silent: Counter[str] = field(default_factory=Counter)
+    cancel_s_max: float = 0.0
     untrue: list[str] = field(default_factory=list)
     bugs: list[str] = field(default_factory=list)
 
     def states(self) -> Counter[str]:
         return Counter(one.outcome.state for one in self.steps if one.outcome is not None)
+
+
+def blob(step: str) -> str:
+    """A large content that is this step's alone."""
+    return f"{step}\n" * (_BLOB_BYTES // (len(step) + 1))
 
 
 class Workload:
@@ -133,7 +150,7 @@ class Workload:
             await self._step(box, rng)
 
     async def _step(self, box: str, rng: random.Random) -> None:
-        sent, handle = await self._submit(box, rng.choice(("file", "file", "patch", "line")))
+        sent, handle = await self._submit(box, rng.choice(EFFECTS))
         await self._end(sent, handle)
 
     async def _end(self, sent: Sent, handle: Any) -> None:
@@ -151,6 +168,11 @@ class Workload:
         if effect == "file":
             handle = await self._client.submit(
                 box, "write_file", path=f"f/{step}", content=step, step=step
+            )
+        elif effect == "blob":
+            # Above the inline bound: it travels by the object store.
+            handle = await self._client.submit(
+                box, "write_file", path=f"f/{step}", content=blob(step), step=step
             )
         elif effect == "patch":
             patch = f"--- /dev/null\n+++ b/p/{step}\n@@ -0,0 +1 @@\n+{step}\n"
@@ -189,8 +211,11 @@ class Workload:
             if isinstance(error, RefusedError) and error.reason not in _NO_DAG | _NO_STEP:
                 raise
             self.told.silent[f"dag: {type(error).__name__}"] += 1
-        if rng.random() < 0.2:
+        dice = rng.random()
+        if dice < 0.2:
             await self._client.finish_dag(dag.name, timeout_s=OUTCOME_S)
+        elif dice < 0.4:
+            await asyncio.gather(*(self.cancel(dag, bound_s=0.5) for _ in range(2)))
         await self.cancel(dag)
 
     async def _use(self, dag: Dag, rng: random.Random) -> None:
@@ -200,11 +225,13 @@ class Workload:
             # Not always waited for: a cancel must also catch what is only on its way.
             await self._client.acquire(
                 dag.name,
-                f"slot {slot}",
+                f"slot {slot * (rng.random() < 0.8)}",
+                replace=True,
                 acquisition=name,
                 wait=rng.random() < 0.7,
                 timeout_s=OUTCOME_S,
             )
+            dag.has.append(name)
         if rng.random() < 0.3 and self.told.standing:
             dag.adopted = rng.choice(self.told.standing)
             await self._client.adopt(dag.name, "shared", dag.adopted, timeout_s=OUTCOME_S)
@@ -213,8 +240,13 @@ class Workload:
 
     async def cancel(self, dag: Dag, *, bound_s: float = 5.0) -> Verdict:
         """Cancels, and looks at once whether what was said is so."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         verdict = await self._client.cancel_dag(dag.name, bound_s=bound_s)
+        self.told.cancel_s_max = max(self.told.cancel_s_max, loop.time() - began)
         dag.verdict = verdict
+        if verdict.released == "nothing_held" and dag.has:
+            self.told.untrue.append(f"{dag.name} nothing_held, and was told that it has {dag.has}")
         if verdict.released in ("confirmed", "nothing_held"):
             for name in dag.fresh:
                 if left := self._world.traces(name):

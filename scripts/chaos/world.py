@@ -214,6 +214,10 @@ class World(Stack):
 
     async def revive_servers(self) -> None:
         """Starts a server that has ended, or cannot store any more."""
+        await self.revive_nats()
+        await self.revive_postgres()
+
+    async def revive_nats(self) -> None:
         if self.cluster is not None:
             await self.cluster.restart()
         else:
@@ -221,12 +225,15 @@ class World(Stack):
                 self.nats.child.send(signal.SIGCONT)
             if not self.nats.is_running or not await _stores(self.nats):
                 await self.nats.restart()
-        if self.postgres is not None:
-            if self.postgres.is_running:
-                self.postgres.child.send(signal.SIGCONT)
-            else:
-                port = self.postgres.port
-                self.postgres = await PostgresServer.start(self.data / "postgres", port)
+
+    async def revive_postgres(self) -> None:
+        if self.postgres is None:
+            return
+        if self.postgres.is_running:
+            self.postgres.child.send(signal.SIGCONT)
+        else:
+            port = self.postgres.port
+            self.postgres = await PostgresServer.start(self.data / "postgres", port)
 
     def proxies(self) -> list[Proxy]:
         every = [proxy for proxies in self.nats_proxies.values() for proxy in proxies]

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from fencepost.client import Client
+from fencepost.client.outbox import publish_durably
 from fencepost.contracts import streams as table
+from fencepost.contracts import subjects
 from fencepost.runtime import streams
 from fencepost.runtime.ledger import WRONG_LAST_SEQUENCE, JetStreamLog
 from fencepost.runtime.link import stream_info
@@ -18,8 +20,14 @@ from scripts.chaos.cluster import NatsCluster, Node
 from scripts.chaos.faults import ELECTION_S
 from scripts.chaos.world import World
 from tests.cluster.conftest import judged
+from tests.cluster.racing import Race
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    # The client library drops a connection to a paused node without closing it.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 SUBJECT = "fp.v1.ledger.toy.0"
 
@@ -79,7 +87,9 @@ async def test_nothing_is_lost_when_the_leader_of_the_ledger_dies_again_and_agai
 ) -> None:
     cluster = nodes(world)
     died: list[Node] = []
+    race = Race()
     async with judged(world, client, "kill-") as load:
+        race.start([f"{node.url},{world.nats_url}" for node in cluster.nodes])
         for _ in range(rounds):
             leader = await cluster.leader(client.link, table.LEDGER)
             leader.kill()
@@ -88,7 +98,22 @@ async def test_nothing_is_lost_when_the_leader_of_the_ledger_dies_again_and_agai
             await load.goes_on()
             leader.start()
             await cluster.settle()
+        await race.stop()
     assert len(died) == rounds
+    assert race.refused > 0, "nobody ever met another one"
+    assert len(race.acknowledged) > 20
+    assert await race.problems(client.link) == []
+
+
+async def test_s211_a_second_command_of_one_step_is_refused_by_three_as_by_one(
+    world: World, client: Client
+) -> None:
+    subject = subjects.command("step", "twice", "step-1")
+    stored = await asyncio.gather(
+        *(publish_durably(client.link, subject, b'{"number":%d}' % n) for n in range(20))
+    )
+    assert stored.count(True) == 1
+    assert not await publish_durably(client.link, subject, b'{"number":20}')
 
 
 async def test_a_node_whose_disk_was_wiped_is_filled_again_and_carries_the_rest(
