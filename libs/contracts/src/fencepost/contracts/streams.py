@@ -26,6 +26,7 @@ SWEEP_MODE: Final = "sweep"
 """The key of `FP_META` that switches sweeping: "on", "census" or "off"."""
 OBJECTS_BLOBS: Final = "FP_BLOBS"
 OBJECTS_SNAPSHOTS: Final = "FP_SNAPSHOTS"
+CHECKPOINTS: Final = "FP_CHECKPOINTS"
 
 SHARDS_EMBEDDED: Final = 8
 SHARDS_CLUSTER: Final = 64
@@ -35,7 +36,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """One stream's configuration: `config` is what the server's API takes, without the name."""
 
     name: str
-    kind: Literal["stream", "kv", "objects"]
+    kind: Literal["stream", "kv", "objects", "chunks"]
     why: str
     config: dict[str, Any]
 
@@ -133,16 +134,35 @@ def table(shards: int, *, replicas: int = 1) -> tuple[Stream, ...]:
             why="the deployment's id and its number of shards, for clients",
             config={**file, "max_msgs_per_subject": 1},
         ),
+        *_contents(file),
+    )
+
+
+def _contents(file: dict[str, Any]) -> tuple[Stream, ...]:
+    """What is too large for messages, and named by digest."""
+    return (
         Stream(
             name=OBJECTS_BLOBS,
             kind="objects",
             why="contents above the inline bound, by digest",
-            config={**file, "max_age": limits.COMMANDS_AGE_MS * ms},
+            config={**file, "max_age": limits.COMMANDS_AGE_MS * 1_000_000},
         ),
         Stream(
             name=OBJECTS_SNAPSHOTS,
             kind="objects",
             why="snapshots of shards' states: a cache",
             config={**file},
+        ),
+        Stream(
+            name=CHECKPOINTS,
+            kind="chunks",
+            why="chunks of sandboxes' checkpoints, one message each, where no other store is set",
+            config={
+                **file,
+                "subjects": [subjects.CHUNKS],
+                "retention": "limits",
+                "discard": "new",
+                "max_msgs_per_subject": 1,
+            },
         ),
     )

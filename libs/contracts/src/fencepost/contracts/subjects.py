@@ -166,6 +166,15 @@ def fault(sandbox: str) -> str:
     return f"{PREFIX}.fault.{_token('sandbox', sandbox)}"
 
 
+CHUNKS: Final = f"{PREFIX}.chunk.*.*"
+"""Chunks of checkpoints: `fp.v1.chunk.<sandbox>.<sha256 in hex>`."""
+
+
+def chunk(sandbox: str, digest: str) -> str:
+    """Where a chunk is kept; `*` as the digest for all of a sandbox's."""
+    return f"{PREFIX}.chunk.{_token('sandbox', sandbox)}.{digest}"
+
+
 FAULT_AHEAD: Final = f"{PREFIX}.fault"
 """Faults for a sandbox that no gateway has attached yet: every gateway takes note."""
 
