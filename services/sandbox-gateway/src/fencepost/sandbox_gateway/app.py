@@ -38,6 +38,9 @@ class GatewaySettings(settings.Settings):
     `sandbox_root`: the folder of the `process` provider's sandboxes; gateways of one host that
     share it can all reach them. `deployment` keeps two deployments on one root apart.
     `swerex_pool`: the folder that names SWE-ReX servers; without it that provider is not offered.
+    `docker`: a Docker engine's address (`unix:///…`, `tcp://…`), or `default` for the one that the
+    docker command uses; empty: not offered. `docker_image` is taken where a spec names none,
+    `docker_network` is the network of sandboxes that ask for one.
     `kubernetes_cluster`: the cluster's name for ever, alike for all gateways of the same pods;
     empty: not offered. `kubernetes_config`: a kubeconfig file; without one, the pod's own account.
     `allow_faults` lets anybody who may publish reclaim sandboxes: for demonstrations and tests.
@@ -47,6 +50,9 @@ class GatewaySettings(settings.Settings):
     deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\z")
     isolate: bool = True
     swerex_pool: Path | None = None
+    docker: str = ""
+    docker_image: str = "python:3.11-slim"
+    docker_network: str = "bridge"
     kubernetes_cluster: str = ""
     kubernetes_config: Path | None = None
     kubernetes_namespace: str = Field(default="fencepost-sandboxes", pattern=r"^[a-z0-9-]{1,63}\z")
