@@ -1,43 +1,57 @@
 """
 Real servers for the integration tests: containers where a Docker engine answers, else the wheels'.
 
-Both forms have `url` (or `dsn`); only the embedded ones can be killed and started again, so tests
-that need this ask for `embedded_nats`.
+`FENCEPOST_TEST_SERVERS` (`docker` or `wheels`) decides, where it is set. Both forms have `url` (or
+`dsn`); only the embedded ones can be killed and started again, so tests that need this ask for
+`embedded_nats`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
-import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fencepost.client.embedded import NatsServer, PostgresServer
 
-
-def docker_answers() -> bool:
-    """Tells whether a Docker engine can be used here."""
-    if os.environ.get("FENCEPOST_TESTS_EMBEDDED") == "1" or shutil.which("docker") is None:
-        return False
-    found = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=20)
-    return found.returncode == 0
+from tests import engine as engines
+from tests import servers
 
 
-DOCKER = docker_answers()
+@pytest.fixture(scope="session")
+def any_engine() -> Iterator[engines.Engine | str]:
+    """A Docker engine, or the reason why there is none."""
+    try:
+        started = engines.start()
+    except engines.NoEngineError as error:
+        yield str(error)
+        return
+    yield started
+    engines.stop(started)
 
 
-class _Nats:
-    def __init__(self, url: str) -> None:
-        self.url = url
+@pytest.fixture(scope="session")
+def engine(any_engine: engines.Engine | str) -> engines.Engine:
+    """A Docker engine; the test is skipped, with the reason, where none can be had."""
+    if isinstance(any_engine, str):
+        pytest.skip(f"no Docker engine: {any_engine}")
+    return any_engine
 
 
-class _Postgres:
-    def __init__(self, dsn: str) -> None:
-        self.dsn = dsn
+@pytest.fixture(scope="session")
+def server_engine(request: pytest.FixtureRequest) -> engines.Engine | None:
+    """The engine that NATS and PostgreSQL run on, or None: then the wheels' are started."""
+    asked = os.environ.get("FENCEPOST_TEST_SERVERS", "")
+    assert asked in ("", "docker", "wheels"), "FENCEPOST_TEST_SERVERS: expected docker or wheels"
+    if asked == "wheels":
+        return None
+    found: engines.Engine | str = request.getfixturevalue("any_engine")
+    if isinstance(found, engines.Engine):
+        return found
+    assert asked != "docker", f"FENCEPOST_TEST_SERVERS=docker, and no engine: {found}"
+    return None
 
 
 @pytest.fixture
@@ -52,47 +66,30 @@ async def embedded_nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 
 @pytest.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[Any]:
+async def nats_server(tmp_path: Path, server_engine: engines.Engine | None) -> AsyncIterator[Any]:
     """A nats-server with JetStream and synced writes; `url`."""
-    if not DOCKER:
-        server = await NatsServer.start(tmp_path / "nats")
-        try:
-            yield server
-        finally:
-            await server.stop()
+    if server_engine is not None:
+        async with servers.nats(server_engine, tmp_path) as url:
+            yield servers.Nats(url)
         return
-    from testcontainers.core.container import DockerContainer
-    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
-
-    container = (
-        DockerContainer("nats:2.12-alpine")
-        .with_command("-js")
-        .with_exposed_ports(4222)
-        .waiting_for(LogMessageWaitStrategy("Server is ready"))
-    )
-    await asyncio.to_thread(container.start)
+    server = await NatsServer.start(tmp_path / "nats")
     try:
-        port = container.get_exposed_port(4222)
-        yield _Nats(f"nats://{container.get_container_host_ip()}:{port}")
+        yield server
     finally:
-        await asyncio.to_thread(container.stop)
+        await server.stop()
 
 
 @pytest.fixture
-async def postgres_server(tmp_path: Path) -> AsyncIterator[Any]:
+async def postgres_server(
+    tmp_path: Path, server_engine: engines.Engine | None
+) -> AsyncIterator[Any]:
     """A PostgreSQL with an empty database; `dsn`."""
-    if not DOCKER:
-        server = await PostgresServer.start(tmp_path / "postgres")
-        try:
-            yield server
-        finally:
-            await server.stop()
+    if server_engine is not None:
+        async with servers.postgres(server_engine) as dsn:
+            yield servers.Postgres(dsn)
         return
-    from testcontainers.postgres import PostgresContainer
-
-    container = PostgresContainer("postgres:16-alpine", driver=None)
-    await asyncio.to_thread(container.start)
+    server = await PostgresServer.start(tmp_path / "postgres")
     try:
-        yield _Postgres(container.get_connection_url())
+        yield server
     finally:
-        await asyncio.to_thread(container.stop)
+        await server.stop()

@@ -89,6 +89,9 @@ def other(ref: Ref, **changes: str) -> Ref:
 
 
 class ProviderContract:
+    former = "gone"
+    """What is said of an instance that another one under the same id followed."""
+
     @pytest.fixture
     def provider(self) -> Provider:
         raise NotImplementedError
@@ -130,7 +133,7 @@ class ProviderContract:
         ref = await made(provider)
         assert (await provider.observe(ref)).state == "present"
         changed = other(ref, instance="i" + "0" * 16 + ref.instance[17:])
-        assert (await provider.observe(changed)).state == "gone"
+        assert (await provider.observe(changed)).state == self.former
 
     async def test_another_authority_is_unknown_and_never_gone(self, provider: Provider) -> None:
         ref = await made(provider)
@@ -224,7 +227,7 @@ class ProviderContract:
         former = other(ref, instance="i" + "0" * 16 + ref.instance[17:])
         with pytest.raises(ChannelRefusedError) as refusal:
             await provider.channel(former, SPEC)
-        assert refusal.value.observed == "gone"
+        assert refusal.value.observed == self.former
 
     async def test_a_stop_ends_the_toolhost(self, provider: Provider) -> None:
         ref = await made(provider)

@@ -147,12 +147,18 @@ class Page:
 
 
 class ChannelRefusedError(Exception):
-    """No toolhost could be started in that sandbox. `observed` is the provider's word on it."""
+    """
+    No toolhost could be started in that sandbox. `observed` is the provider's word on it.
 
-    def __init__(self, reason: str, observed: Presence) -> None:
+    `ended`: that instance is over for good and its remains are still there: only a stop makes it
+    gone, so that another one can be made in its place.
+    """
+
+    def __init__(self, reason: str, observed: Presence, *, ended: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.observed: Presence = observed
+        self.ended = ended
 
 
 class Channel(Protocol):

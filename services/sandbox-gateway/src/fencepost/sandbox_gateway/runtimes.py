@@ -23,6 +23,8 @@ async def open_providers(config: GatewaySettings) -> dict[str, Provider]:
     Raises `RefusedError` on a wrong setting, `RetryLaterError` when the disk cannot be used now.
     """
     made: list[Provider] = [_process(config)]
+    if config.docker:
+        made.append(await _docker(config))
     if config.swerex_pool is not None:
         made.append(_swerex(config))
     if config.kubernetes_cluster:
@@ -41,6 +43,20 @@ def _process(config: GatewaySettings) -> Provider:
         )
     except OSError as error:
         raise RetryLaterError(f"FENCEPOST_SANDBOX_ROOT: {root} cannot be used: {error}") from error
+
+
+async def _docker(config: GatewaySettings) -> Provider:
+    try:
+        from fencepost.providers.docker.provider import DockerProvider
+    except ModuleNotFoundError as error:
+        raise _missing("docker", error) from error
+    return await DockerProvider.open(
+        "" if config.docker == "default" else config.docker,
+        deployment=config.deployment,
+        image=config.docker_image,
+        network=config.docker_network,
+        heartbeat_ms=config.heartbeat_ms,
+    )
 
 
 def _swerex(config: GatewaySettings) -> Provider:

@@ -566,7 +566,9 @@ class GatewaySession:
         try:
             channel = await provider.channel(order.ref, order.spec)
         except ChannelRefusedError as refusal:
-            self._attach_failed(order, session, refusal.reason, refusal.observed)
+            self._attach_failed(
+                order, session, refusal.reason, refusal.observed, condemned=refusal.ended
+            )
             return
         attachment = Attachment(
             sandbox=order.sandbox,
@@ -637,6 +639,8 @@ class GatewaySession:
         session: str,
         reason: str,
         observed: Literal["present", "terminating", "gone", "unknown"],
+        *,
+        condemned: bool = False,
     ) -> None:
         self._facts.put(
             AttachFailed(
@@ -646,6 +650,7 @@ class GatewaySession:
                 ref=order.ref,
                 reason=reason,
                 observed=observed,
+                condemned=condemned,
             )
         )
 
