@@ -117,6 +117,7 @@ def step_command(
     on_moved_epoch: str,
     attempts_max: int | None,
     deadline_ms: int | None,
+    commit_after: str = "receipt",
     effect: str,
 ) -> bytes:
     """Writes a step command; what is left at its default is left out."""
@@ -137,6 +138,9 @@ def step_command(
     if deadline_ms is not None:
         _in_range("deadline_ms", deadline_ms, limits.DEADLINE_MS_MIN, limits.DEADLINE_MS_MAX)
         command["deadline_ms"] = deadline_ms
+    if commit_after != "receipt":
+        _one_of("commit_after", commit_after, ("receipt", "heartbeat", "checkpoint"))
+        command["commit_after"] = commit_after
     if effect != "workspace":
         _one_of("effect", effect, ("workspace", "external"))
         command["effect"] = effect
