@@ -24,12 +24,13 @@ from fencepost.client.dags import DagCalls
 from fencepost.client.errors import NoServerError, OutcomeUnknownError, ToolFailedError
 from fencepost.client.outbox import Outbox, publish_durably
 from fencepost.client.outcome import StepOutcome
+from fencepost.client.recovery import RecoveryCalls, raise_if_stopped
 from fencepost.client.waiting import Waiting, Waits
 from fencepost.contracts import streams, subjects
 from fencepost.contracts.messages import Ask, ReadReply, ReadRequest
 from fencepost.core import ids, limits
 from fencepost.core.errors import RefusedError, UnknownError
-from fencepost.core.steps import SandboxSpec, canonical, digest_of
+from fencepost.core.steps import CommitAfter, SandboxSpec, canonical, digest_of
 from fencepost.runtime.link import Link
 
 UP_FILE: Final = Path(".fencepost/up.json")
@@ -79,7 +80,7 @@ class StepHandle:
             raise OutcomeUnknownError(self.sandbox, self.step, timeout_s) from error
 
 
-class Client(DagCalls):
+class Client(DagCalls, RecoveryCalls):
     """One connection; safe for any number of tasks of one loop."""
 
     def __init__(self, link: Link, shards: int) -> None:
@@ -146,6 +147,7 @@ class Client(DagCalls):
         on_moved_epoch: Literal["retry", "reject"] = "retry",
         attempts_max: int | None = None,
         deadline_ms: int | None = None,
+        commit_after: CommitAfter = "receipt",
         effect: Literal["workspace", "external"] = "workspace",
         timeout_s: float | None = None,
         **kw: Any,
@@ -165,6 +167,7 @@ class Client(DagCalls):
             on_moved_epoch=on_moved_epoch,
             attempts_max=attempts_max,
             deadline_ms=deadline_ms,
+            commit_after=commit_after,
             effect=effect,
             **kw,
         )
@@ -181,6 +184,7 @@ class Client(DagCalls):
         on_moved_epoch: Literal["retry", "reject"] = "retry",
         attempts_max: int | None = None,
         deadline_ms: int | None = None,
+        commit_after: CommitAfter = "receipt",
         effect: Literal["workspace", "external"] = "workspace",
         **kw: Any,
     ) -> StepHandle:
@@ -188,7 +192,9 @@ class Client(DagCalls):
         Sends one mutating tool call. It is sent at the end of the loop turn, and durable only
         once the server has acknowledged it; until then a lost client may have sent nothing.
 
-        `deadline_ms` counts from admission. Raises `RefusedError` naming the wrong field before
+        `deadline_ms` counts from admission. `commit_after` says what has to be there before it is
+        committed: the joined receipt, a heartbeat that came later, or a checkpoint that holds the
+        write. Raises `RefusedError` naming the wrong field before
         anything is sent.
         """
         arguments = {**args, **kw} if args is not None else kw
@@ -209,6 +215,7 @@ class Client(DagCalls):
             on_moved_epoch=on_moved_epoch,
             attempts_max=attempts_max,
             deadline_ms=deadline_ms,
+            commit_after=commit_after,
             effect=effect,
         )
         if len(command) > limits.COMMAND_BYTES_MAX:
@@ -449,24 +456,26 @@ class Client(DagCalls):
         spec: SandboxSpec | Mapping[str, Any] | None = None,
         *,
         wait: bool = True,
+        reason: str = "",
         timeout_s: float = 60.0,
     ) -> str:
         """
         Creates a sandbox, held for its operator until `release`, and gives its id.
 
         With `wait` it has a live generation then. The same name and spec again is the same
-        sandbox; a name is never used for a second one.
+        sandbox; a name is never used for a second one. `reason` is recorded with the hold.
         """
         sandbox = commands.require_id("sandbox", name or f"sbx-{ulid.mint()}")
-        body = {"spec": commands.spec_of(spec)}
+        body = {"spec": commands.spec_of(spec), "reason": reason}
         command = ulid.mint()
         async with await answers.Refusals.listen(self.link, sandbox, command) as refusals:
             await self._command("create", sandbox, command, body)
             if not wait:
                 return sandbox
             async with _patience(timeout_s, f"sandbox {sandbox} has no live generation"):
-                while await self._state_of(sandbox) != "live":
+                while (view := await self._view_of(sandbox)).get("state") != "live":
                     refusals.raise_any()
+                    raise_if_stopped(view)
                     await asyncio.sleep(_POLL_S)
             refusals.raise_any()
         return sandbox
@@ -554,11 +563,11 @@ class Client(DagCalls):
         )
         return sorted((item for page in pages for item in page), key=lambda item: item["sandbox"])
 
-    async def _state_of(self, sandbox: str) -> str:
+    async def _view_of(self, sandbox: str) -> dict[str, Any]:
         try:
-            return str((await self.show(sandbox))["state"])
+            return await self.show(sandbox)
         except (RefusedError, UnknownError):
-            return ""  # not read yet by its shard, or nobody owns that now
+            return {}  # not read yet by its shard, or nobody owns that now
 
     # History
 
