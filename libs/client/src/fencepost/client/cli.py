@@ -26,7 +26,6 @@ from fencepost.client.client import Client, ReadResult
 from fencepost.client.errors import NoServerError, ToolFailedError
 from fencepost.client.outcome import StepOutcome
 from fencepost.core.errors import FencepostError, RefusedError, RetryLaterError
-from fencepost.core.steps import SandboxSpec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -293,19 +292,38 @@ def sandbox_create(
     memory_mb: Annotated[int, typer.Option(help="Memory of its tools, MiB.")] = 512,
     processes: Annotated[int, typer.Option(help="Processes of its tools.")] = 128,
     rebuild: Annotated[bool, typer.Option(help="Replace a lost generation.")] = True,
+    checkpoint_steps: Annotated[
+        int, typer.Option("--checkpoint-every-steps", help="0: never by itself.")
+    ] = 0,
+    checkpoint_s: Annotated[
+        int, typer.Option("--checkpoint-every-s", help="0: never by itself.")
+    ] = 0,
+    recovery: Annotated[
+        str,
+        typer.Option(help="What becomes of committed steps that a new disk lacks: replay or tell."),
+    ] = "replay",
+    while_recovering: Annotated[
+        str, typer.Option(help="What becomes of new steps meanwhile: wait or refuse.")
+    ] = "wait",
     wait: Annotated[bool, typer.Option(help="Wait until it is live.")] = True,
     timeout: Timeout = 60.0,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a sandbox, held until it is released; prints its id."""
-    spec = SandboxSpec(
-        provider=provider,
-        image=image,
-        network=network,
-        memory_mb=memory_mb,
-        processes=processes,
-        rebuild=rebuild,
+    spec = commands.spec_of(
+        {
+            "provider": provider,
+            "image": image,
+            "network": network,
+            "memory_mb": memory_mb,
+            "processes": processes,
+            "rebuild": rebuild,
+            "checkpoint_every_steps": checkpoint_steps,
+            "checkpoint_every_s": checkpoint_s,
+            "recovery": recovery,
+            "while_recovering": while_recovering,
+        }
     )
 
     async def work() -> dict[str, Any]:
@@ -429,6 +447,9 @@ def step_run(
     on_moved_epoch: Annotated[str, typer.Option(help="retry or reject.")] = "retry",
     attempts_max: Annotated[int | None, typer.Option(help="Tries at most.")] = None,
     deadline_ms: Annotated[int | None, typer.Option(help="From admission on.")] = None,
+    commit_after: Annotated[
+        str, typer.Option("--commit-after", help="receipt, heartbeat or checkpoint.")
+    ] = "receipt",
     effect: Annotated[str, typer.Option(help="workspace or external.")] = "workspace",
     readonly: Annotated[
         bool, typer.Option("--readonly", help="The command changes nothing.")
@@ -449,6 +470,7 @@ def step_run(
         "on_moved_epoch": on_moved_epoch,
         "attempts_max": attempts_max,
         "deadline_ms": deadline_ms,
+        "commit_after": commit_after,
         "effect": effect,
         "timeout_s": timeout,
     }
@@ -683,6 +705,13 @@ _COLOURS: Final = {
     "refused": "red",
     "compensated": "yellow",
     "indeterminate": "magenta",
+    "checkpointed": "cyan",
+    "checkpoint_failed": "yellow",
+    "restored": "cyan",
+    "replayed": "cyan",
+    "recovered": "bold cyan",
+    "owed": "yellow",
+    "recovery_stopped": "bold red",
 }
 
 
@@ -738,6 +767,7 @@ def print_object(found: dict[str, Any], *, as_json: bool) -> None:
 
 # These add themselves to `app`, with what stands above.
 from fencepost.client import (  # noqa: E402
+    claim_commands,  # noqa: F401
     dag_commands,  # noqa: F401
     import_commands,  # noqa: F401
     reshard_commands,  # noqa: F401
