@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -16,6 +17,9 @@ from rich.console import Console
 from tests.simulation.mutants import MUTANTS
 
 ALARMED = next(m for m in MUTANTS if m.name == "retry an external effect on the next disk")
+
+# Few faults and steps: a run is short, and what is left to shrink is little.
+FEW = ["--faults", "sandbox_preempted,receipt_lost", "--steps", "20"]
 
 LATE = [
     trace.line(0, 0, "session", "gw0-1"),
@@ -170,44 +174,53 @@ def test_it_is_told_what_stands_at_a_line() -> None:
 # --- the command
 
 
-def test_a_failure_prints_all_that_is_needed_to_have_it_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command line of one run that fails."""
     ALARMED.apply(monkeypatch)
+    for seed in range(40):
+        options = draw(seed, faults=("sandbox_preempted", "receipt_lost"), steps=20)
+        if runs.run(seed, options).violations:
+            return ["--from", str(seed), "--runs", "1", *FEW]
+    pytest.fail("no seed fails")
+
+
+def test_a_failure_prints_all_that_is_needed_to_have_it_again(
+    failing: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     saved, drawn = tmp_path / "failure.json", tmp_path / "failure.html"
-    arguments = ["--runs", "30", "--save", str(saved), "--draw", str(drawn)]
-    assert command.main(arguments) == 1
+    assert command.main([*failing, "--save", str(saved), "--draw", str(drawn)]) == 1
     said = capsys.readouterr().out
     assert re.search(r"^seed \d+: I3 violated: ", said, re.MULTILINE)
     assert re.search(r"^shrunk: I3 violated: ", said, re.MULTILINE)
     assert len(said.splitlines()) < 140
     assert f"--replay {saved}" in said
     assert "I3 violated" in drawn.read_text()
+    # The whole run again keeps what was asked for.
+    whole = re.search(r"the whole run again: +(.*)", said)
+    assert whole is not None
+    assert " ".join(FEW) in whole[1]
+    assert command.main(whole[1].split()[3:]) == 1  # without `python -m fencepost.simulator`
+    capsys.readouterr()
     # And so it is, printed in full where nobody can press a key.
     assert command.main(["--replay", str(saved)]) == 1
-    replayed = capsys.readouterr().out
-    assert "VIOLATED   I3" in replayed
+    assert "VIOLATED   I3" in capsys.readouterr().out
     # Without a file the options are in the command.
     found = showing.load(saved)
-    words = showing.command_of(found.seed, found.options)
-    options = re.search(r"--options '(.*)'", words)
+    options = re.search(r"--options '(.*)'", showing.command_of(found.seed, found.options))
     assert options is not None
     assert showing.parse_options(options[1]) == found.options
-    assert command.main(["--seed", str(found.seed), "--options", options[1], "--trace"]) == 1
-    assert "VIOLATED   I3" in capsys.readouterr().out
 
 
-def test_the_whole_run_again_keeps_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_is_had_again_from_the_options_in_its_command(
+    failing: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ALARMED.apply(monkeypatch)
-    arguments = ["--runs", "40", "--faults", "sandbox_preempted,receipt_lost", "--steps", "30"]
-    assert command.main(arguments) == 1
-    line = re.search(r"the whole run again: +(.*)", capsys.readouterr().out)
-    assert line is not None
-    assert "--faults sandbox_preempted,receipt_lost --steps 30" in line[1]
-    words = line[1].split()[3:]  # without `python -m fencepost.simulator`
-    assert command.main(words) == 1
+    seed = int(failing[1])
+    drawn = draw(seed, faults=("sandbox_preempted", "receipt_lost"), steps=20)
+    words = shlex.split(showing.command_of(seed, drawn))[3:]
+    words.remove("--trace")
+    assert command.main([*words, "--trace", "--json"]) == 1
+    assert "VIOLATED   I3" in capsys.readouterr().out
 
 
 def test_a_calm_seed_can_be_drawn_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

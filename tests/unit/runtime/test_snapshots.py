@@ -95,6 +95,17 @@ async def test_s218_without_any_good_snapshot_the_fold_starts_at_the_first_entry
     assert (after.sums, after.places[:-1]) == (before.sums, before.places)
 
 
+async def test_s218_a_former_snapshot_that_was_changed_is_not_used_either(rig: Rig) -> None:
+    """It can be read, and says something else: only its digest tells."""
+    before = await history(rig)
+    spoil(rig, lambda data: data[:10])
+    spoil(rig, lambda data: data.replace(b'"k0":', b'"k9":', 1), 0)
+    machine = CountingMachine()
+    after = await state_of(await rig.own("b", machine=machine))
+    assert machine.evolved > 30
+    assert after.sums == before.sums
+
+
 async def test_s218_a_snapshot_of_another_version_is_ignored(rig: Rig) -> None:
     before = await history(rig)
     machine = CountingMachine(version=2)

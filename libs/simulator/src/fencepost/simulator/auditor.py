@@ -231,7 +231,7 @@ class Auditor:
             hook(instance)
 
     def stop_taken(self, instance: Instance) -> None:
-        self.world.tell("stopping", instance.name)
+        self.world.tell("stopping", instance.label)
         for hook in self.on_stop:
             hook(instance)
 

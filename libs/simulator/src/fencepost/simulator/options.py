@@ -173,6 +173,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     One run. Times are virtual milliseconds.
 
     `spared` are faults, counted as they would strike, that do not: shrinking found them needless.
+    `withheld` are numbers of steps that are made and not sent, for the same reason.
     `steps` is how many step commands the clients send; the safety phase ends when all are sent
     and `safety_ms` have passed; then faults stop and everything must settle within `settle_ms`.
     Without `dags` there are neither trackers nor sweepers. `window` bounds what a shard's owner
@@ -196,6 +197,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     observes_gone: bool = True
     rates: dict[str, float] = {}
     spared: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
 
 
 def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None = None) -> Options:

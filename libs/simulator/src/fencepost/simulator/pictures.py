@@ -19,12 +19,15 @@ ROWS_MAX: Final = 120
 ROWS_AFTER: Final = 12
 CLIENTS: Final = "clients"
 
-_WORD: Final = re.compile(r"[A-Za-z0-9_.@-]+")
+_WORD: Final = re.compile(r"[A-Za-z0-9_.@~-]+")
 
 _LEDGER_TONES: Final[dict[str, Tone]] = {
     "committed": "good",
     "epoch_opened": "opened",
     "attached": "opened",
+    "opened": "opened",
+    "ready": "good",
+    "answered": "good",
     "term_opened": "opened",
     "epoch_closed": "bad",
     "condemned": "bad",
@@ -53,6 +56,9 @@ _TONES: Final[dict[str, Tone]] = {
     "rolled": "bad",
     "hold ends": "bad",
     "lease over": "bad",
+    "parted": "bad",
+    "suspended": "bad",
+    "swept": "quiet",
 }
 # What a command, a fact and a receipt become in the ledger, and what an order does where it comes.
 _OF_COMMAND: Final = {
@@ -72,6 +78,7 @@ _OF_FACT: Final = {
     "StopAnswered": ("stop_answered",),
     "Gone": ("gone", "stray_gone"),
 }
+_DAG_BANDS: Final = {"opened": "open", "closed": "closed", "answered": ""}
 _OF_RECEIPT: Final = (
     "committed",
     "compensated",
@@ -83,7 +90,7 @@ _OF_RECEIPT: Final = (
 _INSTANCE_KINDS: Final = frozenset(
     {"vanishes", "restarts", "restored", "swapped", "stopping", "wrote", "receipt", "marked"}
 )
-_OWNERS: Final = {"p": "planner", "t": "tracker", "rt": "tracker", "d": "tracker"}
+_OWNERS: Final = {"p": "planner", "t": "tracker", "sw": "sweeper"}
 
 
 def of_trace(
@@ -117,11 +124,13 @@ def _about(told: Sequence[Told], names: _Names) -> list[int]:
     """The places of what the violation may have come from: all, where it names nobody."""
     sandboxes = names.violated(told)
     steps = names.violated_steps(told)
+    dags = names.violated_dags(told)
     return [
         place
         for place, one in enumerate(told)
         if (not sandboxes or names.sandbox_of(one) in (None, *sandboxes))
         and (not steps or names.step_of(one) in (None, *steps))
+        and (not dags or names.dag_of(one) in (None, *dags))
     ]
 
 
@@ -149,46 +158,60 @@ class _Names:
 
     def __init__(self, told: Sequence[Told]) -> None:
         self.sandboxes: dict[str, None] = {}
+        self.dags: dict[str, dict[str, None]] = {}
         self.owners: dict[str, None] = {}
         self.gateways: dict[str, None] = {}
         self.of_create: dict[str, str] = {}
-        self.of_native: dict[str, str] = {}
+        self.of_instance: dict[str, str] = {}
         self.of_step: dict[str, str] = {}
+        self._of_native: dict[str, str] = {}
         for one in told:
             self._learn(one)
 
     def _learn(self, one: Told) -> None:
         words = one.words
         match one.kind:
-            case "command":
+            case "command" if words[0] == "dag":
+                self.dags.setdefault(words[1], {})
+            case "command" | "fact":
                 self.sandboxes[words[1]] = None
-            case "fact":
-                self.sandboxes[words[1]] = None
-            case "owned":
+            case "owned" | "swept":
                 self.owners[words[0]] = None
             case "session":
                 self.gateways[words[0].rpartition("-")[0]] = None
             case "boots":
-                create = words[-1]
-                self.of_native[_native(words[0])] = self.of_create.get(create, create)
+                # A native id may be given again: whose it is, is known by its boot alone.
+                sandbox = self.of_create.get(words[-1], words[-1])
+                self._of_native[_native(words[0])] = self.of_instance[words[0]] = sandbox
+            case "restarts":
+                self.of_instance[words[0]] = self._of_native.get(_native(words[0]), "")
             case "ledger":
-                named = one.named
-                if words[1] == "term_opened":
-                    self.owners[named.get("owner", "")] = None
-                sandbox = named.get("sandbox")
-                if sandbox is not None:
-                    self.sandboxes[sandbox] = None
-                    if "create_id" in named:
-                        self.of_create[named["create_id"]] = sandbox
-                    if "step" in named:
-                        self.of_step[named["step"]] = sandbox
+                self._learn_entry(one)
             case _:
                 pass
+
+    def _learn_entry(self, one: Told) -> None:
+        named = one.named
+        if one.words[1] == "term_opened":
+            self.owners[named.get("owner", "")] = None
+        sandbox, dag = named.get("sandbox"), named.get("dag")
+        if dag is not None:
+            held = self.dags.setdefault(dag, {})
+            if sandbox is not None:
+                held[sandbox] = None
+        if sandbox is not None:
+            self.sandboxes[sandbox] = None
+            if "create_id" in named:
+                self.of_create[named["create_id"]] = sandbox
+            if "step" in named:
+                self.of_step[named["step"]] = sandbox
 
     def sandbox_of(self, one: Told) -> str | None:
         """Whose event it is; None when it is nobody's in particular."""
         words = one.words
         match one.kind:
+            case "command" if words[0] == "dag":
+                return None
             case "command" | "fact":
                 return words[1]
             case "ledger":
@@ -197,12 +220,17 @@ class _Names:
                 return self.of_step.get(words[0])
             case "effect":
                 return next((part for part in words[2].split("/") if part in self.sandboxes), None)
+            case "swept" | "raised" | "phase" | "fault" | "VIOLATED":
+                return None
             case _:
-                return self._of_process(words[0])
+                # An instance `n1.b1`, or a toolhost on one, `th1@n1.b1`.
+                return self.of_instance.get(words[0].rpartition("@")[2])
 
-    def _of_process(self, name: str) -> str | None:
-        """The sandbox of an instance `n1.b1` or of a toolhost `th1@n1.b1`."""
-        return self.of_native.get(_native(name.rpartition("@")[2]))
+    def dag_of(self, one: Told) -> str | None:
+        """Whose DAG's event it is; None when it is none's."""
+        if one.kind == "command" and one.words[0] == "dag":
+            return one.words[1]
+        return one.named.get("dag") if one.kind == "ledger" else None
 
     def step_of(self, one: Told) -> str | None:
         """Whose step's event it is; None when it is no step's."""
@@ -210,7 +238,7 @@ class _Names:
         name = ""
         match one.kind:
             case "command":
-                name = words[-1]
+                name = words[2]
             case "ledger":
                 name = one.named.get("step", "")
             case "effect" if words[1] == "Dispatch":
@@ -236,18 +264,32 @@ class _Names:
             if name in self.of_step
         )
 
-    def violated(self, told: Iterable[Told]) -> frozenset[str]:
-        """The sandboxes that violations name, by themselves, a step, an instance or a disk."""
-        found = set()
+    def violated_dags(self, told: Iterable[Told]) -> frozenset[str]:
+        return frozenset(
+            word
+            for one in told
+            if one.kind == "VIOLATED"
+            for word in _WORD.findall(one.text)
+            if word in self.dags
+        )
+
+    def violated(self, told: Sequence[Told]) -> frozenset[str]:
+        """
+        The sandboxes that violations name, by themselves, a step, an instance or a disk; of a DAG
+        those that it ever had to do with.
+        """
+        found = {held for dag in self.violated_dags(told) for held in self.dags[dag]}
         for one in told:
             if one.kind == "VIOLATED":
                 for word in _WORD.findall(one.text):
-                    native = word.removeprefix("disk-")
                     name = word if word in self.sandboxes else self.of_step.get(word)
-                    name = name or self.of_native.get(_native(native))
-                    if name is not None:
-                        found.add(name)
-        return frozenset(found)
+                    found.add(name or self._of_thing(word) or "")
+        return frozenset(found - {""})
+
+    def _of_thing(self, word: str) -> str | None:
+        if word.startswith("disk-"):
+            return self._of_native.get(word.removeprefix("disk-"))
+        return self.of_instance.get(word)
 
     def lane_of(self, one: Told, owner: str) -> str:
         """Whose column an event stands in; `owner` is who appends to its shard."""
@@ -256,7 +298,7 @@ class _Names:
                 return CLIENTS
             case "ledger":
                 return owner
-            case "effect" | "owned" | "hold ends":
+            case "effect" | "owned" | "hold ends" | "swept":
                 return one.words[0]
             case "session" | "lease over":
                 return one.words[0].rpartition("-")[0]
@@ -265,6 +307,9 @@ class _Names:
                 return gateway if gateway in self.gateways else one.words[1]
             case "VIOLATED":
                 about = self.violated([one])
+                dags = self.violated_dags([one])
+                if len(dags) == 1:
+                    return f"dag {next(iter(dags))}"
                 return next(iter(about)) if len(about) == 1 else ""
             case _:
                 name = one.words[0]
@@ -278,6 +323,7 @@ class _Names:
             Lane(CLIENTS, "clients", "client"),
             *(Lane(name, _title(name), "owner") for name in sorted(self.owners)),
             *(Lane(name, f"gateway {name}", "gateway") for name in sorted(self.gateways)),
+            *(Lane(f"dag {name}", f"DAG {name}", "sandbox") for name in sorted(self.dags)),
             *(Lane(name, f"sandbox {name}", "sandbox") for name in sorted(about or self.sandboxes)),
         ]
 
@@ -288,7 +334,9 @@ def _title(owner: str) -> str:
 
 
 def _native(instance: str) -> str:
-    return instance.partition(".")[0]
+    """The native id of `n1.b2`, and of `n1.b2~other` with its authority: that is another thing."""
+    name, at, authority = instance.partition("~")
+    return name.partition(".")[0] + at + authority
 
 
 class _Open:
@@ -388,7 +436,7 @@ class _Drawing:
         words = one.words
         match one.kind:
             case "command":
-                self._send("command", ("command", words[0], words[-1]), lane, row, one)
+                self._send("command", ("command", words[0], words[2]), lane, row, one)
             case "ledger":
                 self._take_entry(one, lane, row)
             case "effect":
@@ -406,6 +454,8 @@ class _Drawing:
                 self._close(("down", words[0]), row)
             case "hold ends":
                 self._close(("term", words[0], words[2]), row)
+            case "swept":
+                self._close(("down", words[0]), row)
             case "killed" | "paused":
                 self._take_down(one.kind, words[0], row)
             case "continued" | "session":
@@ -475,6 +525,9 @@ class _Drawing:
         sandbox, step = named.get("sandbox", ""), named.get("step", "")
         if kind == "term_opened":
             self._owner_of[_shard(one)] = named.get("owner", "")
+        if _shard(one).startswith("dag"):
+            self._take_dag_entry(kind, named, lane, row)
+            return
         if kind == "epoch_opened":
             epoch = named.get("epoch", "?")
             self._begin(("epoch", sandbox), (sandbox, f"epoch {epoch}", "epoch"), row, epoch)
@@ -496,6 +549,19 @@ class _Drawing:
             if kind in _OF_FACT.get(fact.told.words[0], ()):
                 self._sent[("fact", sandbox)].remove(fact)
                 self._draw(fact, lane, row)
+
+    def _take_dag_entry(self, kind: str, named: dict[str, str], lane: str, row: int) -> None:
+        dag = named.get("dag", "")
+        if kind in _DAG_BANDS:
+            label = named.get("verdict", "answered") if kind == "answered" else _DAG_BANDS[kind]
+            shade = str(list(_DAG_BANDS).index(kind))
+            self._begin(("dag", dag), (f"dag {dag}", label, "dag"), row, shade)
+        for key in [key for key in self._sent if key[:2] == ("command", "dag")]:
+            # What a DAG's command became names the command only where it was refused.
+            names_it = key[2] in (named.get("id"), named.get("acquisition"), named.get("cancel"))
+            waiting = self._sent[key]
+            if waiting and names_it and waiting[0].told.words[1] == dag:
+                self._arrived(key, lane, row, "refused" if kind == "refused" else None)
 
     # --- arrows -------------------------------------------------------------------------------
 

@@ -81,6 +81,11 @@ class Instance:
         return f"{self.native_id}.b{self.boot}"
 
     @property
+    def label(self) -> str:
+        """Its name in a trace: two authorities may have the same name for two things."""
+        return self.name if self.authority == AUTHORITY else f"{self.name}~{self.authority}"
+
+    @property
     def ref(self) -> Ref:
         return Ref(
             authority=self.authority, provider="sim", native_id=self.native_id, instance=self.name
@@ -193,7 +198,7 @@ class Provider:
             native_id, boot, create_id, sandbox, disk, authority=authority, labels=labels
         )
         self.instances[instance.key] = instance
-        self.world.tell("boots", instance.name, "for", create_id)
+        self.world.tell("boots", instance.label, "for", create_id)
         return instance
 
     def _native(self, authority: str) -> tuple[str, int]:
@@ -334,7 +339,7 @@ class Provider:
             self._toolhosts += 1
             toolhost = Toolhost(
                 self.world,
-                f"th{self._toolhosts}@{instance.name}",
+                f"th{self._toolhosts}@{instance.label}",
                 instance.disk,
                 instance=instance.name,
                 outside=self.outside,
@@ -356,7 +361,7 @@ class Provider:
             return
         instance.state = "gone"
         instance.gone_at_ms = self.world.now_ms
-        self.world.tell("vanishes", instance.name)
+        self.world.tell("vanishes", instance.label)
         if acting_ms:
             # Its node was lost: the provider has it no more, its processes go on for a while.
             self.world.after(acting_ms, self._end_processes, instance, list(instance.toolhosts))
@@ -378,14 +383,14 @@ class Provider:
         self._end_processes(instance, list(instance.toolhosts))
         instance.toolhosts = []
         instance.boot += 1
-        self.world.tell("restarts", instance.name)
+        self.world.tell("restarts", instance.label)
 
     def suspend(self, instance: Instance) -> None:
         """Its processes end; opening a channel, and nothing else, boots it again."""
         self._end_processes(instance, list(instance.toolhosts))
         instance.toolhosts = []
         instance.suspended = True
-        self.world.tell("suspended", instance.name)
+        self.world.tell("suspended", instance.label)
 
     def snapshot(self, instance: Instance) -> None:
         disk = instance.disk
@@ -396,7 +401,7 @@ class Provider:
         self.restart(instance)
         disk = instance.disk
         disk.contents = disk.snapshots[number].copy()
-        self.world.tell("restored", instance.name, f"journal {disk.contents.journal_seq}")
+        self.world.tell("restored", instance.label, f"journal {disk.contents.journal_seq}")
 
     def swap(self, instance: Instance, number: int) -> None:
         """
@@ -406,4 +411,4 @@ class Provider:
         """
         disk = instance.disk
         disk.roll_back(disk.snapshots[: number + 1], spared=disk.holder)
-        self.world.tell("swapped", instance.name, f"journal {disk.contents.journal_seq}")
+        self.world.tell("swapped", instance.label, f"journal {disk.contents.journal_seq}")

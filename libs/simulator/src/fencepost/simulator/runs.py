@@ -4,6 +4,7 @@ Runs by seed: one, or many; what they found, and the smallest run that still sho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -97,19 +98,26 @@ class _Shrinking:
                     again |= self.take(rates=rates)
 
     def fewer_faults(self) -> None:
-        """Spares the faults that the violation does not need: halves of them, then quarters …"""
+        """Spares the faults that the violation does not need."""
+        self._without("spared", lambda met: sum(met.faults.values()) + len(self.options.spared))
+
+    def fewer_steps(self) -> None:
+        """Withholds the steps that the violation does not need."""
+        self._without("withheld", lambda _met: self.options.steps)
+
+    def _without(self, field: str, count: Callable[[Report], int]) -> None:
+        """Leaves out what is numbered: all, halves, quarters …, until nothing more can go."""
         again = True
         while again and self.tried < SHRINK_RUNS_MAX:
             again = False
-            met = run(self.seed, self.options).faults
-            # Other lots after a spared fault may make more of them strike than before.
-            last = sum(met.values()) + len(self.options.spared)
-            size = last
-            while size:
+            # Other lots after what was left out may make more of them than there were before.
+            size = last = count(run(self.seed, self.options))
+            while size and self.tried < SHRINK_RUNS_MAX:
                 for first in range(1, last + 1, size):
-                    spared = {*self.options.spared, *range(first, min(first + size, last + 1))}
-                    if len(spared) > len(self.options.spared):
-                        again |= self.take(spared=tuple(sorted(spared)))
+                    out: tuple[int, ...] = getattr(self.options, field)
+                    more = {*out, *range(first, min(first + size, last + 1))}
+                    if len(more) > len(out):
+                        again |= self.take(**{field: tuple(sorted(more))})
                 size //= 2
 
 
@@ -136,7 +144,8 @@ _SMALLER: Final[tuple[dict[str, Any], ...]] = (
 
 def shrink(seed: int, options: Options, invariant: str) -> Options:
     """
-    Drops fault classes, single faults, processes and steps while `invariant` is still violated.
+    Drops fault classes and single faults, processes and single steps, while `invariant` is still
+    violated.
 
     Greedy and bounded: the result is small, not the smallest. Other lots may hit other places,
     so what is compared is the invariant alone.
@@ -144,6 +153,7 @@ def shrink(seed: int, options: Options, invariant: str) -> Options:
     shrinking = _Shrinking(seed, options, invariant)
     shrinking.fewer_of_everything()
     shrinking.fewer_classes()
+    shrinking.fewer_steps()
     shrinking.fewer_faults()
     shrinking.fewer_classes()
     shrinking.fewer_of_everything()

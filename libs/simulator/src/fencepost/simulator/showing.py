@@ -33,11 +33,15 @@ def program() -> str:
 
 def options_words(options: Options) -> str:
     rates = ", ".join(f"{name}={rate}" for name, rate in options.rates.items()) or "no faults"
-    spared = f"\n  {len(options.spared)} single faults spared" if options.spared else ""
+    spared = (
+        f"\n  {len(options.spared)} single faults spared, {len(options.withheld)} steps withheld"
+        if options.spared or options.withheld
+        else ""
+    )
     sizes = " ".join(
         f"{name}={value}"
         for name, value in msgspec.structs.asdict(options).items()
-        if name not in ("rates", "spared")
+        if name not in ("rates", "spared", "withheld")
     )
     return f"{sizes}\n  {rates}{spared}"
 

@@ -71,6 +71,8 @@ class Workload(Process):
         self._made += 1
         name = f"s{self._made}"
         body = self._body(name)
+        if self._made in world.options.withheld:
+            return
         if world.hit("command_malformed"):
             self.send("step", sandbox, f"bad{self._made}", self._malformed(body))
         self.sent.append(Sent(sandbox, name))
