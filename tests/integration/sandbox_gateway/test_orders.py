@@ -17,6 +17,7 @@ from fencepost.core import facts as f
 from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox.orders import AttachOrder, CreateOrder, MarkOrder
 from fencepost.providers import processes
+from fencepost.providers.protocol import Unknown
 from fencepost.runtime.link import stream_info
 
 from tests.integration.sandbox_gateway.conftest import Running, StartGateway
@@ -216,6 +217,25 @@ async def test_a_create_without_a_ref_is_settled_for_good(
     assert control.of(f.Assigned) == []
     # Another create id of the same sandbox is not.
     await control.create(gateway.id, "sbx", "c2")
+
+
+@pytest.mark.parametrize("unsure", ["settle", "find"])
+async def test_a_create_without_a_ref_that_nobody_can_promise_away_stays_ambiguous(
+    gateway: Running, control: Control, monkeypatch: pytest.MonkeyPatch, unsure: str
+) -> None:
+    (provider,) = gateway.session._providers.values()
+
+    async def no_promise(_create_id: str) -> bool:
+        return False
+
+    async def no_answer(_create_id: str) -> Unknown:
+        return Unknown(reason="no answer")
+
+    monkeypatch.setattr(provider, unsure, no_promise if unsure == "settle" else no_answer)
+    control.stop(gateway.id, None, create_id="c1")
+    failed = await control.fact(f.CreateFailed)
+    assert (failed.ambiguous, failed.settled, failed.reason) == (True, False, "create_ambiguous")
+    assert control.of(f.Gone) == []
 
 
 async def test_a_create_without_a_ref_that_happened_is_named_and_stopped(
