@@ -18,7 +18,7 @@ from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox import entries as e
 from fencepost.providers import processes
 
-from scripts.chaos.workload import LOG, Sent, Told, blob
+from scripts.chaos.workload import LOG, Dag, Sent, Told, blob
 from scripts.chaos.world import World
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ class _Recorded:
     disks: Counter[str] = field(default_factory=Counter)
     condemned: Counter[str] = field(default_factory=Counter)
     released: set[str] = field(default_factory=set)
+    assigned: set[str] = field(default_factory=set)
 
 
 async def check(world: World, client: Client, told: Told) -> Found:
@@ -68,10 +69,7 @@ async def check(world: World, client: Client, told: Told) -> Found:
         view = await _patiently(lambda name=name: client.show(name))  # type: ignore[misc]
         _look_at(world, view, told, recorded, found)
     for dag in told.dags:
-        if dag.verdict is not None and dag.verdict.released in ("confirmed", "nothing_held"):
-            for name in dag.fresh:
-                if left := world.traces(name):
-                    found.problems.append(f"{dag.name} {dag.verdict.released}, and {left} is left")
+        found.problems += _released(world, dag, recorded)
     found.problems += _strays(world)
     return found
 
@@ -109,6 +107,8 @@ async def _read(client: Client) -> _Recorded:
                 recorded.disks[entry.sandbox] += 1
             case e.Condemned():
                 recorded.condemned[entry.sandbox] += 1
+            case e.AssignedEntry():
+                recorded.assigned.add(entry.sandbox)
             case e.Releasing():
                 recorded.released.add(entry.sandbox)
             case _:
@@ -126,6 +126,25 @@ def _compare(sent: Sent, outcome: StepOutcome, recorded: _Recorded) -> list[str]
         return []
     kinds = [type(final).__name__ for final in finals]
     return [f"{sent.sandbox} {sent.step}: told {outcome.state}, the ledger has {kinds}"]
+
+
+def _released(world: World, dag: Dag, recorded: _Recorded) -> list[str]:
+    """What a final verdict said is so: nothing is left, or there never was anything."""
+    verdict = dag.verdict.released if dag.verdict is not None else ""
+    if verdict not in ("confirmed", "nothing_held"):
+        return []
+    found = [
+        f"{dag.name} {verdict}, and {left} is left"
+        for name in dag.fresh
+        if (left := world.traces(name))
+    ]
+    if verdict == "nothing_held":
+        found += [
+            f"{dag.name} nothing_held, and {name} was assigned"
+            for name in dag.fresh
+            if name in recorded.assigned
+        ]
+    return found
 
 
 def _look_at(

@@ -56,6 +56,7 @@ class Report:
     retried: int = 0
     dags: dict[str, int] = field(default_factory=dict)
     cancel_s_max: float = 0.0
+    held_up_s_max: float = 0.0
     silent: dict[str, int] = field(default_factory=dict)
     entries: int = 0
     terms: int = 0
@@ -75,6 +76,7 @@ class Report:
             *(f"    skipped: {name} ({why})" for name, why in self.skipped.items()),
             f"  steps told: {_counts(self.steps)}; {self.retried} took more than one attempt",
             f"  DAGs told: {_counts(self.dags)}; the slowest cancel took {self.cancel_s_max:.1f} s",
+            f"  this process itself was held up for at most {self.held_up_s_max:.1f} s",
             f"  answers that said nothing: {_counts(self.silent)}",
             f"  ledger: {self.entries} entries, {self.terms} terms",
             f"  {self.compared} outcomes compared with it, {self.on_disk} looked up on live disks",
@@ -111,6 +113,7 @@ async def _run(world: World, client: Client, options: Options, report: Report, s
     began = time.monotonic()
     await nemesis.run()
     report.seconds = round(time.monotonic() - began, 1)
+    report.held_up_s_max = round(nemesis.held_up_s_max, 1)
     report.faults, report.revived = dict(nemesis.counts), dict(nemesis.revived)
     report.problems += nemesis.problems
     say("healing")
@@ -147,6 +150,7 @@ class Nemesis:
         self.counts: Counter[str] = Counter()
         self.revived: Counter[str] = Counter()
         self.problems: list[str] = []
+        self.held_up_s_max = 0.0
         self._world = world
         self._options = options
         self._say = say
@@ -203,8 +207,11 @@ class Nemesis:
 
     async def _supervise(self) -> None:
         """What ends by itself is started again, as a supervisor would, and counted."""
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             await asyncio.sleep(_LOOK_S)
+            self.held_up_s_max = max(self.held_up_s_max, loop.time() - began - _LOOK_S)
             idle = [
                 service
                 for service in self._world.services.values()

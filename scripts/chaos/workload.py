@@ -48,14 +48,10 @@ class Sent:
 
 @dataclass
 class Dag:
-    """
-    One DAG: the sandboxes asked for, those that it was told it has, the one that it only adopted,
-    and its last verdict.
-    """
+    """One DAG: the sandboxes asked for, the one that it only adopted, and its last verdict."""
 
     name: str
     fresh: list[str] = field(default_factory=list)
-    has: list[str] = field(default_factory=list)
     adopted: str = ""
     is_known: bool = False
     verdict: Verdict | None = None
@@ -231,7 +227,6 @@ class Workload:
                 wait=rng.random() < 0.7,
                 timeout_s=OUTCOME_S,
             )
-            dag.has.append(name)
         if rng.random() < 0.3 and self.told.standing:
             dag.adopted = rng.choice(self.told.standing)
             await self._client.adopt(dag.name, "shared", dag.adopted, timeout_s=OUTCOME_S)
@@ -245,8 +240,6 @@ class Workload:
         verdict = await self._client.cancel_dag(dag.name, bound_s=bound_s)
         self.told.cancel_s_max = max(self.told.cancel_s_max, loop.time() - began)
         dag.verdict = verdict
-        if verdict.released == "nothing_held" and dag.has:
-            self.told.untrue.append(f"{dag.name} nothing_held, and was told that it has {dag.has}")
         if verdict.released in ("confirmed", "nothing_held"):
             for name in dag.fresh:
                 if left := self._world.traces(name):

@@ -609,6 +609,21 @@ async def test_a_stop_hands_over_what_was_read(rig: Rig) -> None:
     assert await runner.ended is None
 
 
+async def test_a_stop_while_the_log_is_silent_ends_and_is_no_bug(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = await rig.own("a")
+    rig.log.unreachable = True
+    runner.submit(add("x"))
+    await until(lambda: rig.log.appends >= 2)
+    await runner.stop()
+    assert isinstance(await runner.ended, UnknownError)
+    said = capsys.readouterr()
+    assert "ownership_ended_unproven" in said.out + said.err
+    assert "Traceback" not in said.out + said.err
+    assert not runner.submit(add("y"))
+
+
 async def test_s201_of_two_inputs_in_one_batch_the_second_sees_the_first(rig: Rig) -> None:
     runner = await rig.own("a")
     runner.submit(add("x", 1, id_="same"))

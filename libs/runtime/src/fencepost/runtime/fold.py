@@ -186,7 +186,8 @@ class Folder:
             )
             if data is not None and snapshots.digest(data) == sha256:
                 return [(int(seq), sha256)]
-            logger.warning("snapshot_ignored", subject=shard.subject, seq=int(seq), detail="torn")
+            why = "not there, or not read" if data is None else "torn"
+            logger.warning("snapshot_ignored", subject=shard.subject, seq=int(seq), detail=why)
         elif not recorded:
             return []
         names = await self._store.names(snapshots.prefix(shard.machine.family, shard.shard))

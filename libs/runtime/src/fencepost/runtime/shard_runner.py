@@ -390,6 +390,10 @@ class ShardRunner:
         except OwnershipLostError as error:
             self.log.info("ownership_lost", detail=str(error))
             await self._end(error)
+        except UnknownError as error:
+            # Asked to stop while the log is silent: the next owner reads what became of the batch.
+            self.log.warning("ownership_ended_unproven", detail=str(error))
+            await self._end(error)
         except Exception as error:
             # Contained: whatever it is, this shard's state is dropped and the process goes on.
             self.log.exception("ownership_ended", detail=str(error))
