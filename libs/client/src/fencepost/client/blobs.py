@@ -12,13 +12,12 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import nats.errors
-import nats.js.errors
 from fencepost.contracts import streams
 from fencepost.core import limits
-from fencepost.core.errors import RefusedError, RetryLaterError
+from fencepost.core.errors import RefusedError, RetryLaterError, UnknownError
 from fencepost.core.steps import digest_of
-from nats.js import JetStreamContext
+from fencepost.runtime.link import Link
+from fencepost.runtime.objects import About, Objects
 
 CONTENT_FIELDS: Final = {
     "write_file": ("content", "content_b64", "content_ref"),
@@ -55,8 +54,8 @@ async def by_reference(store: Blobs, tool: str, args: dict[str, Any]) -> dict[st
 class Blobs:
     """The deployment's store of contents."""
 
-    def __init__(self, jetstream: JetStreamContext) -> None:
-        self._jetstream = jetstream
+    def __init__(self, link: Link) -> None:
+        self._objects = Objects(link, streams.OBJECTS_BLOBS)
 
     async def put(self, content: bytes, *, field: str) -> dict[str, Any]:
         """Stores a content unless it is there, and names it. `field` is for the refusal."""
@@ -73,21 +72,18 @@ class Blobs:
             else "sha256:" + (await asyncio.to_thread(hashlib.sha256, content)).hexdigest()
         )
         try:
-            store = await self._jetstream.object_store(streams.OBJECTS_BLOBS)
-            if not await _is_fresh(store, digest):
-                await store.put(digest, content)
-        except (nats.errors.Error, OSError) as error:
+            if not _is_fresh(await self._objects.about(digest)):
+                await self._objects.put(digest, content)
+        except UnknownError as error:
             raise RetryLaterError(f"{field}: the content could not be stored: {error}") from error
         return {"$blob": digest, "size": len(content)}
 
 
-async def _is_fresh(store: Any, digest: str) -> bool:
-    try:
-        info = await store.get_info(digest)
-    except nats.js.errors.NotFoundError:
+def _is_fresh(about: About | None) -> bool:
+    if about is None:
         return False
     try:
-        stored_at = datetime.fromisoformat(str(info.mtime))
+        stored_at = datetime.fromisoformat(about.mtime)
     except ValueError:
         return False
     return stored_at.tzinfo is not None and datetime.now(UTC) - stored_at < _FRESH

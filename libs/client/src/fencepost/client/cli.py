@@ -151,6 +151,12 @@ def up(
     gateways: Annotated[int, typer.Option(min=1, max=32, help="Gateway replicas.")] = 1,
     port: Annotated[int, typer.Option(min=0, max=65535, help="NATS port; 0: a free one.")] = 4222,
     postgres: Annotated[bool, typer.Option(help="Start PostgreSQL too.")] = True,
+    demand_credentials: Annotated[
+        bool,
+        typer.Option(
+            "--demand-credentials", help="Let nobody in who shows none: see DATA/credentials."
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -174,6 +180,7 @@ def up(
                 str(port),
             ]
             options += [] if postgres else ["--no-postgres"]
+            options += ["--demand-credentials"] if demand_credentials else []
             show(running.detach(data, options))
             return
         run(
@@ -183,6 +190,7 @@ def up(
                 gateways=gateways,
                 nats_port=port,
                 postgres=postgres,
+                demand_credentials=demand_credentials,
                 told=lambda text: err.print(text, style="dim"),
                 ready=show,
             )
@@ -769,7 +777,9 @@ def print_object(found: dict[str, Any], *, as_json: bool) -> None:
 from fencepost.client import (  # noqa: E402
     claim_commands,  # noqa: F401
     dag_commands,  # noqa: F401
+    deploy_commands,  # noqa: F401
     import_commands,  # noqa: F401
+    recovery_commands,  # noqa: F401
     reshard_commands,  # noqa: F401
     sweep_commands,  # noqa: F401
 )

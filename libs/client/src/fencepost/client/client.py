@@ -31,6 +31,8 @@ from fencepost.contracts.messages import Ask, ReadReply, ReadRequest
 from fencepost.core import ids, limits
 from fencepost.core.errors import RefusedError, UnknownError
 from fencepost.core.steps import CommitAfter, SandboxSpec, canonical, digest_of
+from fencepost.runtime import access
+from fencepost.runtime.access import Access
 from fencepost.runtime.link import Link
 
 UP_FILE: Final = Path(".fencepost/up.json")
@@ -86,20 +88,29 @@ class Client(DagCalls, RecoveryCalls):
     def __init__(self, link: Link, shards: int) -> None:
         self.link = link
         self.shards = shards
-        self._blobs = blobs.Blobs(link.nc.jetstream())
+        self._blobs = blobs.Blobs(link)
         self._waits = Waits(link, shards)
         self._outbox = Outbox(link, taken=self._waits.taken, failed=self._waits.failed)
         self._waits.send_again = self._outbox.put_again
 
     @classmethod
     async def connect(
-        cls, url: str | None = None, *, name: str = "fencepost-client", wait_s: float = 0.0
+        cls,
+        url: str | None = None,
+        *,
+        name: str = "fencepost-client",
+        wait_s: float = 0.0,
+        user: Access | None = None,
     ) -> Client:
         """
         Connects to `url`, else to FENCEPOST_NATS_URL, else to what `fencepost up` wrote here.
 
-        `wait_s`: how long to wait for a deployment that is just starting. Raises `NoServerError`.
+        `user` says as whom; left out, FENCEPOST_NATS_CREDENTIALS, FENCEPOST_NATS_CA, …_CERT and
+        …_KEY do, else the credentials that `fencepost up` made here. `wait_s`: how long to wait
+        for a deployment that is just starting. Raises `NoServerError`, and `RefusedError` where
+        the server does not take the credentials.
         """
+        user = user_of_environment() if user is None else user
         found = url or os.environ.get("FENCEPOST_NATS_URL") or url_of_up(UP_FILE)
         if not found:
             raise NoServerError(
@@ -111,7 +122,7 @@ class Client(DagCalls, RecoveryCalls):
                 raise NoServerError(f"no server at {found}")
             await asyncio.sleep(_POLL_S)
         try:
-            link = await Link.connect(found, name=name)
+            link = await Link.connect(found, name=name, access=user)
         except (nats.errors.Error, OSError, ValueError) as error:
             raise NoServerError(f"no server at {found}: {error or type(error).__name__}") from error
         try:
@@ -593,11 +604,32 @@ class Client(DagCalls, RecoveryCalls):
 
 def url_of_up(path: Path) -> str | None:
     """The address that `fencepost up` wrote, or None where it wrote none."""
+    found = _said_of_up(path).get("nats_url")
+    return None if found is None else str(found)
+
+
+def _said_of_up(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
-        return None
-    return str(found["nats_url"]) if isinstance(found, dict) and "nats_url" in found else None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def user_of_environment() -> Access:
+    """
+    As whom the environment says to connect, or nobody. Raises `RefusedError`.
+
+    Where it says nothing, and the stack of this folder demands credentials, those that it made
+    for people.
+    """
+    said = {
+        name: os.environ.get(f"FENCEPOST_NATS_{name.upper()}", "")
+        for name in ("credentials", "ca", "cert", "key")
+    }
+    if not any(said.values()):
+        said["credentials"] = str(_said_of_up(UP_FILE).get("nats_credentials") or "")
+    return access.read(said["credentials"], ca=said["ca"], cert=said["cert"], key=said["key"])
 
 
 async def _shards_of(link: Link, deadline: float) -> int:

@@ -17,12 +17,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+import structlog
 from fencepost import planner, release_tracker, sandbox_gateway, sweeper
+from fencepost.client import users
 from fencepost.client.embedded import NatsServer, PostgresServer
 from fencepost.client.processes import Child, StartError, free_port
+from fencepost.contracts import authorization
+from fencepost.contracts.grants import Role
 from fencepost.contracts.streams import SHARDS_EMBEDDED
+from fencepost.core.errors import FencepostError
+from fencepost.runtime import access, streams
+from fencepost.runtime.link import Link
+
+logger = structlog.get_logger(__name__)
 
 READY_S_MAX: Final = 30.0
 STOP_S_MAX: Final = 5.0
@@ -38,6 +47,14 @@ MODULES: Final = {
     "sweeper": sweeper.__name__,
 }
 """In the order in which they are stopped: who talks to sandboxes first, who records it after."""
+
+
+_ROLES: Final[dict[str, Role]] = {
+    "gateway": "gateway",
+    "planner": "planner",
+    "tracker": "tracker",
+    "sweeper": "sweeper",
+}
 
 
 def can_run(role: str) -> bool:
@@ -129,11 +146,16 @@ class Stack:
     def __init__(self, data: Path, *, shards: int) -> None:
         self.data = data
         self.shards = shards
+        self.replicas = 1
         self.services: dict[str, Service] = {}
         self._nats: NatsServer | None = None
         self.postgres: PostgresServer | None = None
         self._environment: dict[str, str] = {}
         self._supervisor: asyncio.Task[None] | None = None
+        self._operator: Link | None = None
+        self._declaring: asyncio.Task[None] | None = None
+        self.credentials: dict[Role, Path] = {}
+        self.demands_credentials = False
 
     @classmethod
     async def start(
@@ -148,17 +170,27 @@ class Stack:
         shards: int = SHARDS_EMBEDDED,
         nats_port: int = 0,
         sync_always: bool = True,
+        demand_credentials: bool = False,
         environment: Mapping[str, str] | None = None,
-    ) -> Stack:
+    ) -> Self:
         """
         Starts everything and waits until every service is ready.
+
+        Each service is a NATS user of its own. Whoever shows no credentials is a person
+        (`users.ANYBODY`), unless `demand_credentials`.
 
         `others` starts one tracker and one sweeper, where they are installed. `environment` is
         added to every service's. A failed start leaves nothing running.
         """
         stack = cls(data.resolve(), shards=shards)
         try:
-            await stack._start_servers(nats_port, sync_always=sync_always, postgres=postgres)
+            await stack._start_servers(
+                nats_port,
+                sync_always=sync_always,
+                postgres=postgres,
+                demand_credentials=demand_credentials,
+            )
+            await stack._declare_streams()
             stack._environment = stack._services_environment(environment or {})
             wanted = {"planner": planners, "gateway": gateways, "tracker": trackers}
             if others:
@@ -167,7 +199,6 @@ class Stack:
             for role, count in wanted.items():
                 for _ in range(count):
                     stack.add(role).start()
-            # The first planner makes the streams; the others wait for them by themselves.
             await asyncio.gather(*(service.ready() for service in stack.services.values()))
         except BaseException:
             await stack.stop()
@@ -188,7 +219,14 @@ class Stack:
         number = 1 + sum(service.role == role for service in self.services.values())
         name = f"{role}-{number}"
         service = Service(
-            name, role, self.data / "log" / f"{name}.log", {**self._environment, **environment}
+            name,
+            role,
+            self.data / "log" / f"{name}.log",
+            {
+                **self._environment,
+                "FENCEPOST_NATS_CREDENTIALS": str(self.credentials[_ROLES[role]]),
+                **environment,
+            },
         )
         self.services[name] = service
         return service
@@ -215,21 +253,80 @@ class Stack:
         for role in MODULES:
             running = [service for service in self.of(role) if service.is_running]
             await asyncio.gather(*(service.stop() for service in running))
+        if self._declaring is not None:
+            self._declaring.cancel()
+            await asyncio.gather(self._declaring, return_exceptions=True)
+        if self._operator is not None:
+            operator, self._operator = self._operator, None
+            await operator.close()
         if self.postgres is not None and self.postgres.is_running:
             await self.postgres.stop()
         if self._nats is not None and self._nats.is_running:
             await self._nats.stop()
 
-    async def _start_servers(self, nats_port: int, *, sync_always: bool, postgres: bool) -> None:
+    async def _start_servers(
+        self,
+        nats_port: int,
+        *,
+        sync_always: bool,
+        postgres: bool,
+        demand_credentials: bool = False,
+    ) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
         starting = asyncio.create_task(
-            NatsServer.start(self.data / "nats", port=nats_port, sync_always=sync_always)
+            NatsServer.start(
+                self.data / "nats",
+                port=nats_port,
+                sync_always=sync_always,
+                extra_config=self._make_users(demand_credentials=demand_credentials),
+            )
         )
         try:
             if postgres:
                 self.postgres = await PostgresServer.start(self.data / "postgres")
         finally:
             self._nats = await starting
+
+    def _make_users(self, *, demand_credentials: bool) -> str:
+        """Makes the users, and gives what the server's configuration says of them."""
+        folder = self.data / "nats"
+        self.demands_credentials = demand_credentials
+        self.credentials = users.make(folder, secrets_folder=self.data / "credentials")
+        text = authorization.render(
+            users=users.USERS, anybody=None if demand_credentials else users.ANYBODY
+        )
+        (folder / users.AUTHORIZATION).write_text(text)
+        return f"include ./{users.AUTHORIZATION}"
+
+    async def _declare_streams(self) -> None:
+        """
+        Creates what is missing, as the operator, and again whenever the server comes back.
+
+        A server that was started again has lost what it kept in memory.
+        """
+        operator = self._operator = await Link.connect(
+            self.nats.url,
+            name="fencepost-operator",
+            access=access.read(str(self.credentials["operator"])),
+        )
+        await streams.declare_at_start(operator, self.shards, create=True, replicas=self.replicas)
+        operator.on_back(self._declare_soon)
+
+    def _declare_soon(self) -> None:
+        if self._declaring is None or self._declaring.done():
+            self._declaring = asyncio.get_running_loop().create_task(self._declare_again())
+
+    async def _declare_again(self) -> None:
+        while self._operator is not None:
+            try:
+                await streams.declare(
+                    self._operator, self.shards, create=True, replicas=self.replicas
+                )
+            except FencepostError as error:
+                logger.warning("streams_not_declared", detail=str(error))
+                await asyncio.sleep(_LOOK_S)
+            else:
+                return
 
     def _services_environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENCEPOST_")}
@@ -240,7 +337,6 @@ class Stack:
             "FENCEPOST_SHARDS": str(self.shards),
             "FENCEPOST_RECEIPT_KEY": _secret(self.data / "receipt.key"),
             "FENCEPOST_HTTP_HOST": "127.0.0.1",
-            "FENCEPOST_DECLARE": "true",
             "FENCEPOST_ALLOW_FAULTS": "true",
             "FENCEPOST_DATA": str(self.data),
             "FENCEPOST_SANDBOX_ROOT": str(self.sandbox_root),

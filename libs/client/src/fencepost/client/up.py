@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
+from fencepost.client import users
 from fencepost.client.processes import StartError
 from fencepost.client.stack import Stack
 from fencepost.core.errors import FencepostError
@@ -86,6 +87,7 @@ async def run(
     gateways: int,
     nats_port: int,
     postgres: bool,
+    demand_credentials: bool = False,
     told: Told,
     ready: Callable[[dict[str, Any]], None],
 ) -> None:
@@ -108,6 +110,7 @@ async def run(
                 gateways=gateways,
                 nats_port=nats_port,
                 postgres=postgres,
+                demand_credentials=demand_credentials,
             )
         )
         stopping = asyncio.create_task(asked.wait())
@@ -141,6 +144,9 @@ def describe(stack: Stack) -> dict[str, Any]:
         "data": str(stack.data),
         "nats_url": stack.nats.url,
         "nats_monitor_url": stack.nats.monitor_url,
+        "nats_credentials": (
+            str(stack.credentials[users.ANYBODY]) if stack.demands_credentials else None
+        ),
         "postgres_port": stack.postgres.port if stack.postgres is not None else None,
         "shards": stack.shards,
         "services": {

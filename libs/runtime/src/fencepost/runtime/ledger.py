@@ -194,12 +194,11 @@ class JetStreamLog:
             "batch": READ_BATCH,
             "max_bytes": READ_BYTES,
         }
+        api = f"$JS.API.DIRECT.GET.{self._stream}"
         try:
-            self._link.send(
-                pub(f"$JS.API.DIRECT.GET.{self._stream}", msgspec.json.encode(body), inbox),
-                droppable=False,
-            )
-            await asyncio.wait_for(done, 30.0)
+            with self._link.asking(api, lambda error: fail(str(error))):
+                self._link.send(pub(api, msgspec.json.encode(body), inbox), droppable=False)
+                await asyncio.wait_for(done, 30.0)
         except TimeoutError as error:
             raise UnknownError(f"{subject}: a read did not end") from error
         finally:

@@ -16,12 +16,18 @@ version and `Link.connect` checks that they are there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import re
+import ssl
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 import structlog
-from fencepost.core.errors import UnknownError
+from fencepost.contracts import grants
+from fencepost.contracts.authorization import API_IN_ROLE
+from fencepost.core.errors import RefusedError, UnknownError
+from fencepost.runtime.access import Access
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -33,6 +39,10 @@ SOCKET_BYTES_MAX: Final = 1024 * 1024
 """Above this much in the socket's own buffer, what is sent waits in the client's queue."""
 
 AT_ONCE_S: Final = 0.001
+
+DENIED_MAX: Final = 100
+
+_DENIED: Final = re.compile(r'violation for (publish|subscription) to "([^"]+)"')
 
 _PRIVATE: Final = ("_pending", "_pending_data_size", "_flush_queue")
 
@@ -64,6 +74,14 @@ class _Sink:
             logger.exception("message_handler_failed", subject=msg.subject)
 
 
+class DeniedError(UnknownError):
+    """
+    The server's permissions refuse this user what it asked; asking again gets the same answer.
+
+    Still unknown, never absent: what was not allowed to be asked was not answered (S-73).
+    """
+
+
 class ApiError(msgspec.Struct, frozen=True):
     code: int = 0
     err_code: int = 0
@@ -76,6 +94,10 @@ class Link:
     def __init__(self, nc: Client) -> None:
         self.nc = nc
         self._answers: dict[str, Answer] = {}
+        self._called: dict[object, tuple[str, Callable[[DeniedError], None]]] = {}
+        self.user = ""
+        self.denied: dict[str, str] = {}
+        """What was denied, by the server's words, with what to say of it; bounded."""
         self._count = 0
         self._inbox = ""
         self._inbox_length = 0
@@ -93,7 +115,7 @@ class Link:
         url: str,
         *,
         name: str,
-        creds: str = "",
+        access: Access | None = None,
         on_denied: Callable[[str], None] | None = None,
         connect_timeout_s: int = 5,
     ) -> Link:
@@ -101,17 +123,26 @@ class Link:
         Connects, and keeps reconnecting for ever.
 
         `on_denied` hears of every publish or subscription that the server's permissions refuse:
-        the client library raises nothing there.
+        the client library raises nothing there. Raises `RefusedError` when the server does not
+        take the credentials.
         """
         nc = Client()
         link = cls(nc)
+        access = access or Access()
+        link.user = access.user
+        welcome: asyncio.Future[str] = link._loop.create_future()
 
         async def errored(error: Exception) -> None:
             text = str(error)
             if "permissions violation" in text.lower():
-                logger.error("publish_denied", detail=text)
+                logger.error("denied", user=access.who, detail=text)
+                link._denied(text)
                 if on_denied is not None:
                     on_denied(text)
+            elif _is_unwelcome(error):
+                logger.error("credentials_refused", user=access.who, detail=text)
+                if not welcome.done():
+                    welcome.set_result(text)
             else:
                 logger.warning("nats_error", detail=text or type(error).__name__)
 
@@ -122,21 +153,23 @@ class Link:
             link._connection_back()
 
         options: dict[str, Any] = {"reconnect_time_wait": 0.1}
-        if creds:
-            options["user_credentials"] = creds
-        await nc.connect(
-            servers=[part.strip() for part in url.split(",")],
-            name=name,
-            error_cb=errored,
-            disconnected_cb=disconnected,
-            reconnected_cb=reconnected,
-            connect_timeout=connect_timeout_s,
-            max_reconnect_attempts=-1,
-            ping_interval=5,
-            max_outstanding_pings=2,
-            pending_size=2 * PENDING_BYTES_MAX,
-            **options,
+        options |= access.options()
+        connecting = asyncio.ensure_future(
+            nc.connect(
+                servers=[part.strip() for part in url.split(",")],
+                name=name,
+                error_cb=errored,
+                disconnected_cb=disconnected,
+                reconnected_cb=reconnected,
+                connect_timeout=connect_timeout_s,
+                max_reconnect_attempts=-1,
+                ping_interval=5,
+                max_outstanding_pings=2,
+                pending_size=2 * PENDING_BYTES_MAX,
+                **options,
+            )
         )
+        await _until_welcome(connecting, welcome, url, access)
         missing = [attribute for attribute in _PRIVATE if not hasattr(nc, attribute)]
         if missing:
             await nc.close()
@@ -240,7 +273,8 @@ class Link:
         Sends a request and returns its first answer.
 
         Raises `UnknownError` on a timeout, a lost connection or no responder: none of these says
-        that the request was not carried out.
+        that the request was not carried out. `DeniedError`, one of these, as soon as the server
+        says that this user may not ask.
         """
         future: asyncio.Future[Msg | None] = self._loop.create_future()
 
@@ -248,7 +282,12 @@ class Link:
             if not future.done():
                 future.set_result(msg)
 
+        def denied(error: DeniedError) -> None:
+            if not future.done():
+                future.set_exception(error)
+
         reply = self.expect(answered)
+        self._called[reply] = (subject, denied)
         timer = self._loop.call_later(timeout_s, answered, None)
         try:
             if not self.send(pub(subject, data, reply, headers), droppable=False):
@@ -257,6 +296,7 @@ class Link:
         finally:
             timer.cancel()
             self.forget(reply)
+            del self._called[reply]
         if msg is None:
             raise UnknownError(f"{subject}: no answer within {timeout_s:g} s, or connection lost")
         if msg.headers and not msg.data and msg.headers.get("Status") == "503":
@@ -280,14 +320,55 @@ class Link:
 
     async def flush(self) -> None:
         """Returns when the server has taken everything that was sent before."""
-        await self.nc.flush(timeout=5)
+        nc: Any = self.nc
+        if nc.is_connected and nc._pending:
+            # The client library's ping would overtake what still waits in its queue.
+            await nc._flush_pending(force_flush=True)
+        await nc.flush(timeout=5)
 
     def _answered(self, msg: Msg) -> None:
         answer = self._answers.pop(msg.subject[self._inbox_length :], None)
         if answer is not None:
             answer(msg)
 
+    @contextlib.contextmanager
+    def asking(self, subject: str, denied: Callable[[DeniedError], None]) -> Iterator[None]:
+        """Calls `denied` when the server refuses a publish to this subject meanwhile."""
+        token = object()
+        self._called[token] = (subject, denied)
+        try:
+            yield
+        finally:
+            del self._called[token]
+
+    def _denied(self, text: str) -> None:
+        """Tells whoever waits for an answer that the server does not let them ask."""
+        found = _DENIED.search(text)
+        if found is None:
+            return
+        # The client library gives the server's words in lower case, and the server its own name
+        # of what was asked, after the account's mapping.
+        verb, subject = found.group(1), found.group(2)
+        if subject.startswith(API_IN_ROLE + "."):
+            subject = grants.API.lower() + subject.removeprefix(API_IN_ROLE)
+        if verb == "subscription" and len(self.denied) < DENIED_MAX:
+            self.denied[subject] = f"{self.user or 'this connection'} may not hear {subject}"
+        for called, tell in tuple(self._called.values()):
+            if called.lower() == subject:
+                tell(
+                    DeniedError(
+                        f"{called}: denied: the server's permissions do not let "
+                        f"{self.user or 'this connection'} publish there"
+                    )
+                )
+
+    def why_deaf(self) -> str:
+        """Says what the server does not let this connection hear, or nothing."""
+        return "; ".join(self.denied.values())
+
     def _connection_lost(self) -> None:
+        # What is allowed may be another set by the next connection.
+        self.denied.clear()
         waiting, self._answers = self._answers, {}
         for answer in waiting.values():
             answer(None)
@@ -297,6 +378,40 @@ class Link:
     def _connection_back(self) -> None:
         for call in tuple(self._back):
             call()
+
+
+def _is_unwelcome(error: Exception) -> bool:
+    """Tells whether the server, or its certificate, says that this will never be a connection."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return True
+    text = str(error).lower()
+    return "authorization violation" in text or "tls required" in text or "tls expected" in text
+
+
+async def _until_welcome(
+    connecting: asyncio.Future[None], welcome: asyncio.Future[str], url: str, access: Access
+) -> None:
+    """
+    Waits for the first connection. Raises `RefusedError` when it is refused.
+
+    The client library would try the same credentials for ever. Once connected it may: the users
+    of a server may be read again at any time.
+    """
+    try:
+        await asyncio.wait((connecting, welcome), return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            connecting.result()
+            return
+        raise RefusedError(
+            "credentials_refused",
+            f"NATS at {url.rpartition('@')[2]} does not take {access.who}: {welcome.result()}"
+            " (FENCEPOST_NATS_CREDENTIALS, FENCEPOST_NATS_CA, FENCEPOST_NATS_CERT)",
+            field="nats_credentials",
+        )
+    finally:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        welcome.cancel()
 
 
 def pub(subject: str, data: bytes, reply: str = "", headers: bytes = b"") -> bytes:

@@ -21,8 +21,11 @@ import structlog
 import uvicorn
 from faststream.asgi import AsgiFastStream, AsgiResponse, AsyncAPIRoute, get
 from faststream.nats import NatsBroker
+from faststream.nats.security import NatsCredentials, NatsNKey, NatsSecurity, NatsUserPassword
+from faststream.security import BaseSecurity
 from faststream.specification import AsyncAPI
 from fencepost.core.errors import FencepostError
+from fencepost.runtime.access import Access
 from fencepost.runtime.metrics import ServiceMetrics
 from fencepost.runtime.settings import Settings
 
@@ -106,16 +109,13 @@ class Service:
         self._ready = ready
         self._lacks = lacks
         self._failed: FencepostError | None = None
-        broker_options: dict[str, Any] = {}
-        if settings.nats_creds:
-            broker_options["user_credentials"] = settings.nats_creds
         self.broker = NatsBroker(
             [part.strip() for part in settings.nats_url.split(",")],
             name=f"fencepost-{name}-control",
             max_reconnect_attempts=-1,
             reconnect_time_wait=1,
             logger=None,
-            **broker_options,
+            security=_security(settings.access()),
         )
         if describe is not None:
             describe(self.broker)
@@ -215,6 +215,18 @@ class Service:
             if self._failed is not None:
                 raise SystemExit(f"fencepost {self.name}: {self._failed}") from None
         raise SystemExit(0)
+
+
+def _security(access: Access) -> BaseSecurity:
+    """The same for the control connection, whose document then names the scheme."""
+    context = access.tls()
+    if access.creds:
+        return NatsCredentials.from_file(access.creds, ssl_context=context)
+    if access.seed:
+        return NatsNKey.from_file(access.seed, ssl_context=context)
+    if access.user:
+        return NatsUserPassword(access.user, access.password, ssl_context=context)
+    return NatsSecurity(ssl_context=context)
 
 
 def _settle_memory() -> None:

@@ -12,6 +12,8 @@ from typing import Literal, TypeVar
 from fencepost.contracts import streams
 from fencepost.core import limits
 from fencepost.core.errors import RefusedError
+from fencepost.runtime import access
+from fencepost.runtime.access import Access
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -24,13 +26,20 @@ class Settings(BaseSettings):
 
     `receipt_key` is the master key of receipts' stamps, shared by planners and gateways; empty is
     refused where it is needed. `http_port` 0 takes a free port. `declare` lets a process create
-    missing streams.
+    missing streams, for which its NATS user must be allowed to.
+
+    `nats_credentials` is a file, of one of the forms in `runtime.access`. `nats_ca` verifies the
+    server where its certificate is not of a public authority; `nats_cert` and `nats_key` are shown
+    to a server that demands a certificate.
     """
 
     model_config = SettingsConfigDict(env_prefix="FENCEPOST_", extra="ignore", frozen=True)
 
     nats_url: str = "nats://127.0.0.1:4222"
-    nats_creds: str = ""
+    nats_credentials: str = ""
+    nats_ca: str = ""
+    nats_cert: str = ""
+    nats_key: str = ""
     shards: int = Field(default=streams.SHARDS_EMBEDDED, ge=1, le=1024)
     replicas: int = Field(default=1, ge=1, le=5)
     declare: bool = False
@@ -52,6 +61,12 @@ class Settings(BaseSettings):
         if heartbeat_ms * 3 >= value:
             raise ValueError(f"must be more than three heartbeats of {heartbeat_ms} ms")
         return value
+
+    def access(self) -> Access:
+        """How to show NATS who this is. Raises `RefusedError` naming the wrong setting."""
+        return access.read(
+            self.nats_credentials, ca=self.nats_ca, cert=self.nats_cert, key=self.nats_key
+        )
 
     def key(self) -> bytes:
         """The master key of receipts. Raises `RefusedError` when there is none."""

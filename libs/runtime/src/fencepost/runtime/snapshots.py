@@ -10,15 +10,15 @@ than the log) means that the fold starts earlier (S-218).
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 from fencepost.contracts import streams
 from fencepost.contracts.messages import HASH, Position, Seen, Sent
+from fencepost.core.errors import UnknownError
 from fencepost.runtime.link import Link
-from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
+from fencepost.runtime.objects import Objects
 
 MAGIC: Final = b"fencepost snapshot 1\n"
 
@@ -109,40 +109,31 @@ def parse_name(text: str) -> tuple[int, str] | None:
 
 
 class JetStreamSnapshots:
-    """See `ports.Snapshots`: the object store, through the client library."""
+    """See `ports.Snapshots`: the object store."""
 
     def __init__(self, link: Link, *, bucket: str = streams.OBJECTS_SNAPSHOTS) -> None:
-        self._js = link.nc.jetstream(timeout=10)
-        self._bucket = bucket
-        self._store: Any = None
-
-    async def _open(self) -> Any:
-        if self._store is None:
-            self._store = await self._js.object_store(self._bucket)
-        return self._store
+        self._objects = Objects(link, bucket)
 
     async def put(self, name: str, data: bytes) -> None:
-        await (await self._open()).put(name, data)
+        await self._objects.put(name, data)
 
     async def get(self, name: str) -> bytes | None:
         try:
-            result = await (await self._open()).get(name)
-        except (NatsError, JetStreamError, TimeoutError, ValueError) as error:
-            logger.warning("snapshot_not_read", name=name, detail=f"{type(error).__name__} {error}")
+            return await self._objects.get(name)
+        except UnknownError as error:
+            logger.warning("snapshot_not_read", name=name, detail=str(error))
             return None
-        data: bytes | None = result.data
-        return data
 
     async def names(self, prefix: str) -> list[str]:
         try:
-            found = await (await self._open()).list(ignore_deletes=True)
-        except (NatsError, JetStreamError, TimeoutError) as error:
-            logger.warning("snapshots_not_listed", detail=f"{type(error).__name__} {error}")
+            found = await self._objects.names()
+        except UnknownError as error:
+            logger.warning("snapshots_not_listed", detail=str(error))
             return []
-        return sorted(info.name for info in found if info.name.startswith(prefix))
+        return sorted(name for name in found if name.startswith(prefix))
 
     async def delete(self, name: str) -> None:
         try:
-            await (await self._open()).delete(name)
-        except (NatsError, JetStreamError, TimeoutError) as error:
-            logger.warning("snapshot_not_deleted", name=name, detail=type(error).__name__)
+            await self._objects.delete(name)
+        except UnknownError as error:
+            logger.warning("snapshot_not_deleted", name=name, detail=str(error))

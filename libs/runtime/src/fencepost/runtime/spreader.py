@@ -65,14 +65,18 @@ class Owners:
             else:
                 done.set_exception(UnknownError(f"owners: status {status}"))
 
+        def denied(error: UnknownError) -> None:
+            if not done.done():
+                done.set_exception(error)
+
         inbox = self._link.nc.new_inbox()
         sub = await self._link.subscribe_raw(inbox, take)
         body = {"multi_last": [self._prefix + ">"], "batch": 4096}
+        api = f"$JS.API.DIRECT.GET.{self._stream}"
         try:
-            self._link.send(
-                pub(f"$JS.API.DIRECT.GET.{self._stream}", msgspec.json.encode(body), inbox)
-            )
-            await asyncio.wait_for(done, 2.0)
+            with self._link.asking(api, denied):
+                self._link.send(pub(api, msgspec.json.encode(body), inbox))
+                await asyncio.wait_for(done, 2.0)
         except TimeoutError as error:
             raise UnknownError("owners: no answer") from error
         finally:

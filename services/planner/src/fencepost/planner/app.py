@@ -64,7 +64,7 @@ class Planner:
         link = self._link = await Link.connect(
             self._config.nats_url,
             name=self.replica,
-            creds=self._config.nats_creds,
+            access=self._config.access(),
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
@@ -129,6 +129,8 @@ class Planner:
         if self._link is None or not self._link.is_connected:
             return "not connected to NATS"
         self._metrics.publish_dropped.set(self._link.dropped)
+        if deaf := self._link.why_deaf():
+            return deaf
         if self._broken:
             return self._broken
         return self._shards.why_not_ready() if self._shards is not None else ""

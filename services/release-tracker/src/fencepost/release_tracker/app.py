@@ -142,6 +142,8 @@ class Tracker:
         if not self._link.is_connected:
             return "NATS: not connected"
         self._metrics.publish_dropped.set(self._link.dropped)
+        if deaf := self._link.why_deaf():
+            return deaf
         why = self._dags.why_not_ready()
         return f"dag shards: {why}" if why else ""
 
@@ -161,7 +163,7 @@ async def _connect(settings: TrackerSettings, metrics: TrackerMetrics, name: str
         link = await Link.connect(
             settings.nats_url,
             name=name,
-            creds=settings.nats_creds,
+            access=settings.access(),
             on_denied=lambda _text: metrics.publish_denied.inc(),
         )
     except OSError as error:

@@ -17,7 +17,7 @@ from fencepost.contracts import subjects
 from fencepost.core.errors import FencepostError
 from fencepost.core.sandbox.inputs import GatewaySeen
 from fencepost.providers.protocol import Provider
-from fencepost.runtime import service, settings, streams
+from fencepost.runtime import chunks, service, settings, streams
 from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
@@ -44,8 +44,11 @@ class GatewaySettings(settings.Settings):
     `kubernetes_cluster`: the cluster's name for ever, alike for all gateways of the same pods;
     empty: not offered. `kubernetes_config`: a kubeconfig file; without one, the pod's own account.
     `allow_faults` lets anybody who may publish reclaim sandboxes: for demonstrations and tests.
+    `checkpoint_store` keeps the chunks of checkpoints, the same for all gateways: `jetstream:`,
+    `file:///<folder>` or `s3://<bucket>/<prefix>?endpoint=<url>` with S3's usual environment.
     """
 
+    checkpoint_store: str = "jetstream:"
     sandbox_root: Path | None = None
     deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\z")
     isolate: bool = True
@@ -79,6 +82,7 @@ class Gateway:
         self._clock = SystemClock()
         self._stopping = asyncio.Event()
         self._link: Link | None = None
+        self._chunks: chunks.ChunkStore | None = None
         self._providers: dict[str, Provider] = {}
         self._running: asyncio.Task[None] | None = None
         self._session: GatewaySession | None = None
@@ -98,10 +102,11 @@ class Gateway:
         link = self._link = await Link.connect(
             config.nats_url,
             name="sandbox-gateway",
-            creds=config.nats_creds,
+            access=config.access(),
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
+        self._chunks = chunks.open_store(config.checkpoint_store, link)
         await streams.declare_at_start(
             link, config.shards, create=config.declare, replicas=config.replicas
         )
@@ -139,6 +144,7 @@ class Gateway:
                 clock=self._clock,
                 metrics=self._metrics,
                 blob_store=NatsBlobs(link),
+                chunk_store=self._chunks,
             )
             await self._session.run(self._stopping)
 
@@ -150,6 +156,8 @@ class Gateway:
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.gather(self._declaring, return_exceptions=True)
+        if self._chunks is not None:
+            await self._chunks.close()
         if self._link is not None:
             await self._link.close()
         await runtimes.close_providers(self._providers)
@@ -159,6 +167,8 @@ class Gateway:
         if self._link is None or not self._link.is_connected:
             return "not connected to NATS"
         self._metrics.publish_dropped.set(self._link.dropped)
+        if deaf := self._link.why_deaf():
+            return deaf
         if self._running is not None and self._running.done():
             with contextlib.suppress(asyncio.CancelledError):
                 return f"sessions ended: {self._running.exception()}"

@@ -12,12 +12,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 from fencepost.contracts import streams
-from fencepost.core.errors import UnknownError
 from fencepost.core.limits import CONTENT_BYTES_MAX
 from fencepost.core.steps import digest_of
 from fencepost.runtime.link import Link
-from nats.errors import Error as NatsError
-from nats.js.errors import NotFoundError, ObjectNotFoundError
+from fencepost.runtime.objects import Objects
 
 MARK: Final = b'"$blob"'
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
@@ -35,31 +33,15 @@ class NatsBlobs:
     """`FP_BLOBS`: an object's name is its content's digest."""
 
     def __init__(self, link: Link) -> None:
-        self._js = link.nc.jetstream(timeout=10)
+        self._objects = Objects(link, streams.OBJECTS_BLOBS)
 
     async def get(self, digest: str) -> bytes | None:
-        try:
-            store = await self._js.object_store(streams.OBJECTS_BLOBS)
-        except (NatsError, TimeoutError) as error:
-            raise UnknownError(f"blob store: {error}") from error
-        try:
-            found = await store.get(digest)
-        except ObjectNotFoundError:
-            return None
-        except (NatsError, TimeoutError) as error:
-            raise UnknownError(f"blob {digest}: {error}") from error
-        return found.data or b""
+        return await self._objects.get(digest)
 
     async def put(self, data: bytes) -> str:
         digest: str = digest_of(data)
-        try:
-            store = await self._js.object_store(streams.OBJECTS_BLOBS)
-            try:
-                await store.get_info(digest)
-            except (NotFoundError, ObjectNotFoundError):
-                await store.put(digest, data)
-        except (NatsError, TimeoutError) as error:
-            raise UnknownError(f"blob {digest}: {error}") from error
+        if await self._objects.about(digest) is None:
+            await self._objects.put(digest, data)
         return digest
 
 

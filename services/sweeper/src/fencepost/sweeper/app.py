@@ -77,7 +77,7 @@ class Service:
         link = self._link = await Link.connect(
             config.nats_url,
             name=self.replica,
-            creds=config.nats_creds,
+            access=config.access(),
             on_denied=lambda _detail: self._metrics.publish_denied.inc(),
         )
         link.on_lost(self._metrics.reconnects.inc)
@@ -109,6 +109,8 @@ class Service:
         if self._link is None or not self._link.is_connected:
             return "not connected to NATS"
         self._metrics.publish_dropped.set(self._link.dropped)
+        if deaf := self._link.why_deaf():
+            return deaf
         if self._ticks is not None and self._ticks.done() and not self._ticks.cancelled():
             return f"sweeping ended: {self._ticks.exception()}"
         return ""
