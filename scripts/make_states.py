@@ -18,13 +18,18 @@ An arrow's letter is the row of the table below its picture. The entry is what s
 MACHINES = (
     (
         "A step",
-        "An attempt is *fenced* in `apply`, `revoke` or `undo`, and *pending* while `parked`.",
+        "An attempt is *fenced* in `apply`, `joined`, `revoke`, `undo`; *pending* while `parked`.",
         transitions.STEP,
     ),
     (
         "An epoch and its session",
         "Fences are handed out, and receipts join, in `attached` alone.",
         transitions.EPOCH,
+    ),
+    (
+        "What a generation has to get back",
+        "Another epoch begins it anew. Nothing new is fenced before `whole`.",
+        transitions.RECOVERY,
     ),
     (
         "A sandbox",

@@ -7,6 +7,7 @@ decides, evolves, makes the effects, and shows every batch to the auditor.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from fencepost.core.invariants import ShardAuditor
 from fencepost.core.machine import Effect, Place
 from fencepost.core.receipts import Marker, Receipt
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import inputs, orders
+from fencepost.core.sandbox import inputs, orders, owed
 from fencepost.core.sandbox.admission import undo_call
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.core.sandbox.state import Sandbox, Step
@@ -351,9 +352,120 @@ class Bench:
         """The faithful answer to a step's current fence, with overrides."""
         return self.receive(self.receipt(name, sandbox, **over), sandbox)
 
+    # --- checkpoints and recovery -----------------------------------------------------------------
+
+    def recall(self) -> list[Any]:
+        """What a shard's owner does: reads in the ledger what is owed, and feeds what comes next."""
+        entries: list[Any] = []
+        for want in self.machine.wanted(self.state):
+            entries += self.take(self.recalled(want))
+        return entries
+
+    def recalled(self, want: owed.Wanted) -> Any:
+        """The input that answers what the machine waits for."""
+        found = owed.OwedList(want.sandbox, want.checkpoint)
+        log = {seq - 1: entries for seq, _, entries in self.batches}
+        for prev in range(want.after, self.seq):
+            for index, entry in enumerate(log[prev]):
+                found.take(entry, Place(prev, index))
+        following = found.after(want.key)
+        if not following:
+            return inputs.OwedEnd(sandbox=want.sandbox, epoch=want.epoch)
+        if want.tell:
+            return owed.page_of(want, following[:2])
+        one = following[0]
+        first = log[one.spec_at.after][one.spec_at.index]
+        return owed.step_of(want, one, first, found.accepted)
+
+    def replay_receipt(self, sandbox: str = SANDBOX, **over: Any) -> Receipt:
+        """What a faithful toolhost says of the replay under way."""
+        known = self.sandbox(sandbox)
+        assert known.recovering is not None
+        replay = known.recovering.replay
+        assert replay is not None
+        marker = self.marker(sandbox)
+        first = next(
+            entry.receipt
+            for entry in self.of_kind(e.Committed)
+            if (entry.sandbox, entry.attempt) == (sandbox, replay.attempt)
+        )
+        fields: dict[str, Any] = {
+            "attempt": replay.name,
+            "direction": "replay",
+            "no": replay.no,
+            "verdict": "applied",
+            "epoch": marker.epoch,
+            "session": marker.session,
+            "nonce": marker.nonce,
+            "instance": marker.instance,
+            "after": marker,
+            "journal_seq": known.journal_seq + 1,
+            "of": "",
+            **over,
+        }
+        return msgspec.structs.replace(first, **fields)
+
+    def replay(self, sandbox: str = SANDBOX, **over: Any) -> list[Any]:
+        """The next owed step is fed, applied again and answered."""
+        entries = self.recall()
+        return entries + self.receive(self.replay_receipt(sandbox, **over), sandbox)
+
+    def restored(self, sandbox: str = SANDBOX, **over: Any) -> list[Any]:
+        known = self.sandbox(sandbox)
+        assert known.checkpoint is not None
+        fields = {
+            "gateway": known.gateway,
+            "session": known.session,
+            "epoch": known.epoch,
+            "checkpoint": known.checkpoint.id,
+            "manifest": known.checkpoint.manifest,
+            "journal_seq": known.journal_seq,
+            **over,
+        }
+        return self.take(facts.Restored(sandbox=sandbox, **fields))
+
+    def recover(self, sandbox: str = SANDBOX) -> list[Any]:
+        """Whatever the generation has to get back, it gets."""
+        entries: list[Any] = []
+        while (recovering := self.sandbox(sandbox).recovering) is not None:
+            if recovering.phase == "restore":
+                entries += self.restored(sandbox)
+            elif recovering.phase == "replay":
+                entries += self.replay(sandbox)
+            else:
+                assert recovering.phase == "tell", recovering
+                entries += self.recall()
+        return entries + self.tick()
+
+    def checkpointed(self, sandbox: str = SANDBOX, **over: Any) -> list[Any]:
+        """The checkpoint that is being taken is stored."""
+        self.tick()
+        known = self.sandbox(sandbox)
+        assert known.checkpointing is not None
+        fields = {
+            "gateway": known.gateway,
+            "session": known.session,
+            "epoch": known.epoch,
+            "nonce": known.nonce,
+            "checkpoint": known.checkpointing.id,
+            "manifest": manifest(known.checkpointing.id),
+            "journal_seq": known.journal_seq,
+            **over,
+        }
+        return self.take(facts.Checkpointed(sandbox=sandbox, **fields))
+
+    def checkpoint(self, id_: str = "k1", sandbox: str = SANDBOX, **over: Any) -> list[Any]:
+        """A checkpoint is asked for, begun and stored."""
+        entries = self.command("checkpoint", id_, {}, sandbox) + self.tick()
+        return entries + self.checkpointed(sandbox, **over) + self.tick()
+
     def final(self, name: str, sandbox: str = SANDBOX) -> str:
         finished = self.sandbox(sandbox).finished.get(name)
         return "" if finished is None else finished.state
+
+
+def manifest(word: str) -> str:
+    return "sha256:" + hashlib.sha256(word.encode()).hexdigest()
 
 
 def kinds(entries: list[Any]) -> list[str]:

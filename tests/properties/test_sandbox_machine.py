@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.factories import UNDO, body
-from tests.properties.world import World
+from tests.properties.world import Disk, World
 
 SANDBOXES = ("sa", "sb")
 GATEWAYS = ("gw1", "gw2")
@@ -39,8 +39,9 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         for gateway in GATEWAYS:
             self.bench.see_gateway(gateway)
-        for name in SANDBOXES:
-            self.bench.create(name)
+        self.bench.create(SANDBOXES[0])
+        self.bench.create(SANDBOXES[1], checkpoint_every_steps=2)
+        self.go_on(3)
 
     # --- clients ------------------------------------------------------------------------------
 
@@ -53,17 +54,28 @@ class Machine(RuleBasedStateMachine):
         attempts=st.sampled_from([None, 1, 2]),
         deadline_ms=st.sampled_from([None, 500, 10_000]),
         content=st.sampled_from(["x", "y"]),
+        commit_after=st.sampled_from(["receipt", "receipt", "heartbeat", "checkpoint"]),
     )
     def send(self, sandbox: str, step: str, effect: str, tool: str, **over: Any) -> None:
         args = {"path": "a", "content": over["content"]}
         command = body(tool, args) if tool == "write_file" else body(tool, {"argv": ["a"]})
         command |= {"effect": effect, "on_moved_epoch": over["policy"]}
+        if effect == "workspace":
+            command["commit_after"] = over["commit_after"]
         if tool == "run_command":
             command["compensation"] = UNDO
         for name, key in (("attempts_max", "attempts"), ("deadline_ms", "deadline_ms")):
             if over[key] is not None:
                 command[name] = over[key]
         self.bench.step(step, command, sandbox)
+
+    @rule(sandbox=sandboxes, checkpoint=st.sampled_from(["k1", "k2", "k3"]))
+    def ask_for_a_checkpoint(self, sandbox: str, checkpoint: str) -> None:
+        self.bench.command("checkpoint", checkpoint, {}, sandbox)
+
+    @rule(sandbox=sandboxes, decision=st.sampled_from(["accept", "tell", "discard"]))
+    def decide_on_a_recovery(self, sandbox: str, decision: str) -> None:
+        self.bench.command("recover", "r1", {"decision": decision, "who": "me"}, sandbox)
 
     @rule(sandbox=sandboxes, step=steps)
     def cancel(self, sandbox: str, step: str) -> None:
@@ -94,6 +106,37 @@ class Machine(RuleBasedStateMachine):
             effect = owed[pick % len(owed)]
             self._report(self.world.carry_out(effect.order, effect.target), keep=keep)
 
+    @rule(rounds=st.integers(1, 4))
+    def go_on(self, rounds: int) -> None:
+        """Everything that is owed is carried out, and what that leads to."""
+        for _ in range(rounds):
+            for effect in self.bench.effects():
+                self._report(self.world.carry_out(effect.order, effect.target), keep=False)
+            self.bench.tick(20)
+            self.bench.recall()
+
+    @rule(
+        sandbox=sandboxes,
+        count=st.integers(1, 3),
+        rounds=st.integers(0, 3),
+        commit_after=st.sampled_from(["receipt", "heartbeat", "checkpoint"]),
+    )
+    def work(self, sandbox: str, count: int, rounds: int, commit_after: str) -> None:
+        """An ordinary session: steps that nobody has sent before."""
+        for _ in range(count):
+            self.bench.step(self.world.mint("w"), sandbox=sandbox, commit_after=commit_after)
+        self.go_on(rounds)
+
+    @rule(sandbox=sandboxes, rounds=st.integers(0, 6))
+    def reclaim(self, sandbox: str, rounds: int) -> None:
+        """The disk goes, without a word; how far the next generation comes is drawn."""
+        known = self.bench.sandbox(sandbox)
+        if known.ref is not None and known.ref.native_id in self.world.disks:
+            del self.world.disks[known.ref.native_id]
+        if known.session:
+            self.bench.lost(sandbox)
+        self.go_on(rounds)
+
     @rule(pick=picks)
     def carry_out_an_old_order(self, pick: int) -> None:
         """A dispatch that was only late (S-203), or any other order, long after it was owed."""
@@ -108,6 +151,14 @@ class Machine(RuleBasedStateMachine):
         if pending:
             report = pending[pick % len(pending)] if again else pending.pop(pick % len(pending))
             self._deliver(report)
+
+    @rule()
+    def recall(self) -> None:
+        self.bench.recall()
+
+    @rule()
+    def fail_the_next_restore(self) -> None:
+        self.world.fail_restore = True
 
     @rule(gateway=gateways)
     def see(self, gateway: str) -> None:
@@ -244,8 +295,11 @@ class Machine(RuleBasedStateMachine):
         state = self.bench.state
         assert state.open_steps == sum(len(s.steps) for s in state.sandboxes.values())
         for sandbox in state.sandboxes.values():
-            fenced = {n for n, s in sandbox.steps.items() if s.phase in ("apply", "revoke", "undo")}
-            assert set(sandbox.fenced) == fenced
+            phases = ("apply", "joined", "revoke", "undo")
+            assert set(sandbox.fenced) == {n for n, s in sandbox.steps.items() if s.phase in phases}
+            joined = {n for n, s in sandbox.steps.items() if s.phase == "joined"}
+            assert set(sandbox.joined) == joined
+            assert all((s.receipt is not None) == (n in joined) for n, s in sandbox.steps.items())
             waiting = {n for n, s in sandbox.steps.items() if s.phase == "parked"}
             assert set(sandbox.parked) | set(sandbox.requeued) == waiting
             assert not set(sandbox.parked) & set(sandbox.requeued)
@@ -269,8 +323,12 @@ class Machine(RuleBasedStateMachine):
         unsettled = sandbox.id in self.bench.hints.unsettled or not self.bench.hints.synced
         if step.phase == "parked":
             full = len(sandbox.fenced) >= limits.OPEN_STEPS_PER_SANDBOX_MAX
-            return not sandbox.live or full or unsettled
+            return not sandbox.fences or full or unsettled
+        if step.phase == "joined":
+            return True  # for a heartbeat, or a checkpoint
         stale = (step.epoch, step.session) != (sandbox.epoch, sandbox.session)
+        if stale and sandbox.recovering is not None:
+            return True
         return not sandbox.open or sandbox.session == "" or (stale and unsettled)
 
     @invariant()
@@ -309,20 +367,39 @@ class Machine(RuleBasedStateMachine):
     def _check_liveness(self) -> None:
         """I9: once faults stop and everything is answered, every step ends or is indeterminate."""
         self.world.break_next = False
-        for _ in range(60):
+        for name in SANDBOXES:
+            if self.bench.sandbox(name).session:
+                self.bench.lost(name)  # so that every disk is looked at once more
+        for _ in range(120):
             for gateway in GATEWAYS:
                 self.bench.see_gateway(gateway)
             for name in SANDBOXES:
                 self.beat(name)
+                if self.world.beats(name):
+                    self._beat_with_what_it_has(name)
+            self.bench.recall()
             for effect in self.bench.effects():
                 self._report(self.world.carry_out(effect.order, effect.target), keep=False)
             self.bench.tick(700)
             if not self._open():
                 break
+            self._decide_what_stopped()
         assert not self._open(), self._open()
         for sandbox in self.bench.state.sandboxes.values():
             assert sandbox.gone or not sandbox.releasing, "a release is outstanding"
             self._check_ends(sandbox)
+
+    def _beat_with_what_it_has(self, sandbox: str) -> None:
+        known = self.bench.sandbox(sandbox)
+        disk = self.world.disks[known.ref.native_id] if known.ref is not None else None
+        if disk is not None:
+            self.bench.beat(sandbox, journal_seq=disk.seq)
+
+    def _decide_what_stopped(self) -> None:
+        for sandbox in self.bench.state.sandboxes.values():
+            if sandbox.recovering is not None and sandbox.recovering.phase == "stopped":
+                command = {"decision": "tell", "who": "me"}
+                self.bench.command("recover", "r9", command, sandbox.id)
 
     def _open(self) -> list[Any]:
         return [
@@ -330,6 +407,10 @@ class Machine(RuleBasedStateMachine):
             for sandbox in self.bench.state.sandboxes.values()
             for name, step in sandbox.steps.items()
             if step.phase != "indeterminate"
+        ] + [
+            (sandbox.id, sandbox.recovering, sandbox.checkpointing)
+            for sandbox in self.bench.state.sandboxes.values()
+            if not sandbox.gone and not sandbox.fences
         ]
 
     def _check_ends(self, sandbox: Sandbox) -> None:
@@ -341,9 +422,33 @@ class Machine(RuleBasedStateMachine):
         for name, finished in sandbox.finished.items():
             if finished.state == "compensated" and name not in resolved:
                 assert not self.world.external.get((sandbox.id, name)), (sandbox.id, name)
-                # What an older snapshot brings back is owed to recovery, and known to be.
-                if disk is not None and disk.nonce == sandbox.nonce and not disk.restored:
+                if disk is not None and disk.nonce == sandbox.nonce:
                     assert not disk.applied.get(name), (sandbox.id, name)
+        if disk is not None and disk.nonce == sandbox.nonce and sandbox.whole:
+            self._check_whole(sandbox, disk)
+
+    def _check_whole(self, sandbox: Sandbox, disk: Disk) -> None:
+        """I2: the disk of a whole generation holds what was committed, but for what was told."""
+        told = {
+            named.step
+            for entry in self.bench.of_kind(e.OwedTold)
+            if entry.sandbox == sandbox.id
+            for named in entry.steps
+        }
+        lost = any(
+            entry.lost or entry.mode == "accepted"
+            for entry in self.bench.of_kind(e.Recovered)
+            if entry.sandbox == sandbox.id
+        )
+        accepted = any(
+            entry.accepted
+            for entry in self.bench.of_kind(e.Replayed)
+            if entry.sandbox == sandbox.id
+        )
+        for entry in self.bench.of_kind(e.Committed):
+            if entry.sandbox == sandbox.id and not lost and not accepted and entry.step not in told:
+                external = (sandbox.id, entry.step) in self.world.external
+                assert external or disk.applied.get(entry.step) == 1, (sandbox.id, entry.step)
 
 
 Machine.TestCase.settings = settings(

@@ -15,7 +15,7 @@ from fencepost.core import facts
 from fencepost.core.receipts import Marker, Receipt
 from fencepost.core.sandbox import orders
 
-from tests.factories import Bench, ref
+from tests.factories import Bench, manifest, ref
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Disk:
     records: dict[str, Record] = field(default_factory=dict)
     last: dict[str, str] = field(default_factory=dict)
     applied: dict[str, int] = field(default_factory=dict)
-    restored: bool = False
+    restored_as: str = ""
 
     @property
     def marker(self) -> Marker | None:
@@ -62,11 +62,13 @@ class World:
         self.bench = Bench(pure=False)
         self.disks: dict[str, Disk] = {}
         self.snapshots: dict[str, Disk] = {}
+        self.stored: dict[tuple[str, str], dict[str, int]] = {}
         self.pending: list[Any] = []
         self.external: dict[tuple[str, str], int] = {}
         self.channels: dict[str, tuple[str, int]] = {}
         self.minted = 0
         self.break_next = False
+        self.fail_restore = False
         self.slow_provider = False
 
     def mint(self, word: str) -> str:
@@ -88,6 +90,15 @@ class World:
                 return self._stop(order, gateway)
             case orders.Dispatch():
                 return self._dispatch(order, gateway)
+            case orders.CheckpointOrder():
+                return self._checkpoint(order, gateway)
+            case orders.RestoreOrder():
+                return self._restore(order, gateway)
+            case orders.PruneOrder():
+                for name in [n for n in self.stored if n[0] == order.sandbox]:
+                    if name[1] not in order.keep:
+                        del self.stored[name]
+                return []
         raise AssertionError(order)
 
     def _create(self, order: orders.CreateOrder, gateway: str) -> list[Any]:
@@ -191,6 +202,48 @@ class World:
             facts.Gone(sandbox=order.sandbox, gateway=gateway, ref=order.ref),
         ]
 
+    def _checkpoint(self, order: orders.CheckpointOrder, gateway: str) -> list[Any]:
+        disk = self._of_session(order.session)
+        if disk is None or (disk.epoch, disk.session) != (order.epoch, order.session):
+            return []
+        held = {step: times for step, times in sorted(disk.applied.items()) if times}
+        named = manifest(repr((order.sandbox, held)))
+        self.stored[order.sandbox, named] = held
+        return [
+            facts.Checkpointed(
+                sandbox=order.sandbox,
+                gateway=gateway,
+                session=order.session,
+                epoch=order.epoch,
+                nonce=disk.nonce,
+                checkpoint=order.checkpoint,
+                manifest=named,
+                journal_seq=disk.seq,
+            )
+        ]
+
+    def _restore(self, order: orders.RestoreOrder, gateway: str) -> list[Any]:
+        disk = self._of_session(order.session)
+        if disk is None or (disk.epoch, disk.session) != (order.epoch, order.session):
+            return []
+        about: dict[str, Any] = {
+            "sandbox": order.sandbox,
+            "gateway": gateway,
+            "session": order.session,
+            "epoch": order.epoch,
+            "checkpoint": order.checkpoint,
+        }
+        if self.fail_restore:
+            self.fail_restore = False
+            return [facts.RestoreFailed(reason="unreachable", **about)]
+        # That it is still there is what pruning promises.
+        held = self.stored[order.namespace, order.manifest]
+        if disk.restored_as != order.manifest:
+            disk.applied = dict(held)
+            disk.restored_as = order.manifest
+            disk.last = {}
+        return [facts.Restored(manifest=order.manifest, journal_seq=disk.seq, **about)]
+
     # --- the toolhost ---------------------------------------------------------------------------
 
     def _dispatch(self, order: orders.Dispatch, gateway: str) -> list[Any]:
@@ -245,6 +298,10 @@ class World:
             }
         )
 
+    def _replay(self, disk: Disk, order: orders.Dispatch) -> Receipt:
+        assert order.effect == "workspace", "an external effect is never applied again"
+        return self._apply(disk, order)
+
     def _fits(self, disk: Disk, order: orders.Dispatch) -> str:
         if not disk.nonce:
             return "no_generation"
@@ -252,9 +309,13 @@ class World:
             return "stale_epoch"
         return "" if disk.session == order.fence.session else "stale_session"
 
-    def _done(self, disk: Disk, order: orders.Dispatch, key: str, verdict: str, of: str) -> Receipt:
+    def _done(
+        self, disk: Disk, order: orders.Dispatch, key: str, verdict: str, of: str, **more: Any
+    ) -> Receipt:
         disk.seq += 1
-        said = self._say(disk, order, verdict, outcome="ok", of=of)
+        if order.fence.direction == "apply":
+            disk.restored_as = ""
+        said = self._say(disk, order, verdict, outcome="ok", of=of, **more)
         fence = order.fence
         disk.records[key] = Record(
             fence.attempt, order.step, fence.direction, order.digest, "done", receipt=said
@@ -275,8 +336,8 @@ class World:
         last = disk.records.get(disk.last.get(order.step, ""))
         if last is not None and last.state == "broken":
             return self._say(disk, order, "indeterminate", reason="broken")
-        if last is not None and last.direction == "apply":
-            return self._done(disk, order, key, "attested", last.attempt)
+        if last is not None and last.direction in ("apply", "replay"):
+            return self._attest(disk, order, key, last)
         if last is not None:
             return self._say(disk, order, "refused", reason="revoked")
         disk.applied[order.step] = disk.applied.get(order.step, 0) + 1
@@ -289,6 +350,13 @@ class World:
             disk.last[order.step] = key
             return self._say(disk, order, "indeterminate", reason="broken")
         return self._done(disk, order, key, "applied", "")
+
+    def _attest(self, disk: Disk, order: orders.Dispatch, key: str, last: Record) -> Receipt:
+        while last.receipt is not None and last.receipt.verdict == "attested":
+            last = disk.records[last.receipt.of]
+        assert last.receipt is not None
+        seq = last.receipt.journal_seq
+        return self._done(disk, order, key, "attested", last.attempt, of_seq=seq)
 
     def _revoke(self, disk: Disk, order: orders.Dispatch) -> Receipt:
         if why := self._fits(disk, order):
@@ -344,5 +412,5 @@ class World:
         """A snapshot comes back; under another instance, as every provider that can do it says."""
         kept = copy.deepcopy(self.snapshots[native_id])
         kept.instance = self.mint("i")
-        kept.uid, kept.restored = self.minted, True
+        kept.uid = self.minted
         self.disks[native_id] = kept

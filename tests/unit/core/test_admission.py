@@ -24,7 +24,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "too_large",
         "args",
     ),
-    ("commit_after a heartbeat", body(commit_after="heartbeat"), "unsupported", "commit_after"),
+    (
+        "an external effect after a heartbeat",
+        external(commit_after="heartbeat"),
+        "unsupported",
+        "commit_after",
+    ),
     ("no attempt", body(attempts_max=0), "out_of_range", "attempts_max"),
     (
         "too many attempts",

@@ -32,6 +32,7 @@ def history() -> list[Batch]:
     bench.step("s3")
     bench.answer("s3", nonce="N0")
     bench.cold()
+    bench.recover()
     bench.answer("s3")
     bench.command("resolve", "x1", {"as": "committed", "who": "me", "note": ""})
     bench.restart()

@@ -384,14 +384,14 @@ def test_s002_s018_a_moved_generation(disk: str, policy: str, effect: str, phase
 
 def _move(bench: Bench, disk: str) -> list[Any]:
     if disk == "cold":
-        return bench.cold()
+        return bench.cold() + bench.recover()
     if disk == "warm":
         return bench.warm()
     if disk == "session":
         return bench.reattach()
     if disk == "gone":
         return bench.gone()
-    return bench.reattach(journal_seq=1)
+    return bench.reattach(journal_seq=1) + bench.recover()
 
 
 def _short(entry: Any) -> str:

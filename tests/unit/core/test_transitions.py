@@ -11,7 +11,7 @@ from fencepost.core.sandbox.state import Phase
 from scripts.make_states import page
 from tests.factories import Bench, external
 
-TABLES = (transitions.STEP, transitions.EPOCH, transitions.SANDBOX)
+TABLES = (transitions.STEP, transitions.EPOCH, transitions.RECOVERY, transitions.SANDBOX)
 
 
 class Watched(Bench):
@@ -66,12 +66,15 @@ def walk() -> set[tuple[str, str, str]]:
     bench.answer("b")
     bench.reattach()
     bench.cold()
+    bench.recover()
     bench.gone()
     bench.tick()
     bench.assigned()
     bench.attach()
+    bench.recover()
     bench.step("h", on_moved_epoch="reject")
     bench.cold()
+    bench.recover()
     for name in ("j", "n", "q", "l", "p"):
         bench.step(name)
         if name != "j":
@@ -90,6 +93,20 @@ def walk() -> set[tuple[str, str, str]]:
     bench.answer("u", verdict="already_done")
     bench.warm()
     bench.step("x", external())
+    for name in ("a", "u", "x"):
+        bench.answer(name)
+    bench.step("v", commit_after="checkpoint")
+    bench.answer("v")
+    bench.checkpointed()
+    bench.tick()
+    for name, policy in (("w", "retry"), ("y", "reject"), ("z", "retry")):
+        bench.step(name, commit_after="heartbeat", on_moved_epoch=policy)
+        bench.answer(name)
+    bench.cancel("z")
+    bench.reattach()
+    for name in ("w", "y"):
+        bench.answer(name)
+    bench.cold()
     return bench.seen
 
 

@@ -16,6 +16,7 @@ import msgspec
 from fencepost.core import limits
 from fencepost.core.facts import Ref
 from fencepost.core.invariants_dag import DagJudge
+from fencepost.core.invariants_recovery import RecoveryJudge
 from fencepost.core.machine import TermOpened
 from fencepost.core.sandbox import entries as e
 from fencepost.core.steps import StepSpec, digest_of
@@ -47,6 +48,7 @@ class _Step(msgspec.Struct):
     revoked: str = ""
     cancelled: bool = False
     unproven: bool = False
+    joined: bool = False
 
 
 class _Sandbox(msgspec.Struct):
@@ -100,6 +102,7 @@ class ShardAuditor:
         self._at = (0, 0)
         self._all = 0
         self._dags = DagJudge(self._need)
+        self._recovery = RecoveryJudge(self._need)
 
     def take(
         self, *, seq: int, prev: int, term: int, owner: str, now_ms: int, entries: Iterable[Any]
@@ -112,6 +115,8 @@ class ShardAuditor:
         for index, entry in enumerate(listed):
             self._at = (seq, index)
             self._entries += 1
+            if self.family == "sandbox":
+                self._recovery.take(entry)
             if isinstance(entry, TermOpened):
                 self._term_opened(entry, term, index)
             elif self.family == "sandbox":
@@ -454,6 +459,7 @@ class ShardAuditor:
         else:
             self._fenced_to_end(step, entry)
         step.state, step.direction, step.no = "fenced", entry.direction, entry.no
+        step.joined = False
         step.epoch, step.session = entry.epoch, entry.session
 
     def _fenced_to_apply(self, sandbox: _Sandbox, step: _Step, entry: e.Fenced) -> None:
@@ -509,14 +515,50 @@ class ShardAuditor:
         )
         step.revoked = entry.journal or "revoked"
 
+    def _replaying(self, sandbox: _Sandbox, entry: e.Replaying) -> None:
+        name = entry.step
+        self._current(sandbox, entry.epoch, f"{name} fenced for applying it again")
+        self._need(
+            entry.session == sandbox.session != "",
+            "I1",
+            f"{name} fenced again for session {entry.session!r}, attached is {sandbox.session!r}",
+        )
+        self._need(entry.no > sandbox.no, "I8", f"{name}: fence {entry.no} after {sandbox.no}")
+        sandbox.no = max(sandbox.no, entry.no)
+        self._need(
+            digest_of(bytes(entry.args)) == entry.digest, "I1", f"{name}: digest of arguments"
+        )
+
+    def _of_recovery(self, sandbox: _Sandbox, entry: Any) -> None:
+        """Judged by `RecoveryJudge`; here only that it is about the open epoch."""
+        epoch = getattr(entry, "epoch", None)
+        if epoch is not None:
+            self._current(sandbox, epoch, type(entry).__name__)
+
+    def _joined(self, sandbox: _Sandbox, entry: e.Joined) -> None:
+        self._check_join(sandbox, entry, "joined")
+        step = sandbox.steps.get(entry.step)
+        if step is not None:
+            step.joined = True
+
     def _committed_(self, sandbox: _Sandbox, entry: e.Committed) -> None:
+        self._check_join(sandbox, entry, "committed")
+        self._end(sandbox, entry.step, "committed")
+
+    def _check_join(self, sandbox: _Sandbox, entry: e.Committed | e.Joined, word: str) -> None:
         name, receipt = entry.step, entry.receipt
-        step = self._known(sandbox, name, "committed")
+        step = self._known(sandbox, name, word)
         if step is not None:
             self._need(
                 step.state == "fenced" and step.direction == "apply",
                 "S-15",
-                f"{name}: {step.state} {step.direction}, then committed",
+                f"{name}: {step.state} {step.direction}, then {word}",
+            )
+            waits = step.spec.commit_after != "receipt"
+            self._need(
+                step.joined == (waits and word == "committed"),
+                "I1",
+                f"{name}: {word}, and waits for a {step.spec.commit_after}",
             )
             for what, said, want in (
                 ("attempt", entry.attempt, step.attempt),
@@ -532,7 +574,7 @@ class ShardAuditor:
             ):
                 same = type(said) is type(want) and said == want
                 self._need(same, "I1", f"{name}: {what} is {said!r}, the fence's {want!r}")
-        self._current(sandbox, receipt.epoch, f"{name} committed")
+        self._current(sandbox, receipt.epoch, f"{name} {word}")
         for what, said, want in (
             ("session", receipt.session, sandbox.session),
             ("nonce", receipt.nonce, sandbox.nonce),
@@ -548,9 +590,8 @@ class ShardAuditor:
         self._need(
             receipt.verdict in ("applied", "attested") and receipt.outcome in ("ok", "failed"),
             "I1",
-            f"{name}: committed on a receipt that says {receipt.verdict!r} {receipt.outcome!r}",
+            f"{name}: {word} on a receipt that says {receipt.verdict!r} {receipt.outcome!r}",
         )
-        self._end(sandbox, name, "committed")
 
     def _compensated_(self, sandbox: _Sandbox, entry: e.Compensated) -> None:
         name = entry.step
@@ -655,6 +696,7 @@ _JUDGES: dict[type, Callable[[ShardAuditor, _Sandbox, Any], None]] = {
     e.Parked: ShardAuditor._parked,
     e.Fenced: ShardAuditor._fenced,
     e.Revoked: ShardAuditor._revoked,
+    e.Joined: ShardAuditor._joined,
     e.Committed: ShardAuditor._committed_,
     e.Compensated: ShardAuditor._compensated_,
     e.Cancelled: ShardAuditor._cancelled,
@@ -669,4 +711,17 @@ _JUDGES: dict[type, Callable[[ShardAuditor, _Sandbox, Any], None]] = {
     e.StopAnsweredEntry: ShardAuditor._stop_answered,
     e.GoneEntry: ShardAuditor._gone,
     e.ToldEntry: ShardAuditor._told,
+    e.Replaying: ShardAuditor._replaying,
+    e.CheckpointedEntry: ShardAuditor._of_recovery,
+    e.RestoredEntry: ShardAuditor._of_recovery,
+    e.Replayed: ShardAuditor._of_recovery,
+    e.OwedTold: ShardAuditor._of_recovery,
+    e.RecoveryStopped: ShardAuditor._of_recovery,
+    e.RecoveryDecided: ShardAuditor._of_recovery,
+    e.Recovered: ShardAuditor._of_recovery,
+    e.CheckpointAsked: ShardAuditor._of_recovery,
+    e.CheckpointingEntry: ShardAuditor._of_recovery,
+    e.CheckpointFailedEntry: ShardAuditor._of_recovery,
+    e.RestoreFailedEntry: ShardAuditor._of_recovery,
+    e.Preempted: ShardAuditor._of_recovery,
 }

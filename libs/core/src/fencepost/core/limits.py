@@ -80,6 +80,21 @@ EFFECT_REPEAT_MS: Final = 2_000
 EFFECT_REPEAT_MS_MAX: Final = 30_000
 CREATE_HORIZON_MS: Final = 60_000
 
+# Recovery.
+CHECKPOINTS_KEPT: Final = 4
+CHECKPOINTS_ASKED_MAX: Final = 16
+# New fences are held while one is taken: that has an end, whatever became of the order.
+CHECKPOINT_MS: Final = 600_000
+CHECKPOINT_RETRY_MS: Final = 1_000
+CHECKPOINT_RETRY_MS_MAX: Final = 60_000
+RESTORE_TRIES_MAX: Final = 5
+RESTORE_RETRY_MS: Final = 1_000
+# Generations that are given up because a replay was cut down in the middle, in a row.
+REPLAY_DISCARDS_MAX: Final = 3
+OWED_PAGE: Final = 200
+# What the commits of one checkpoint may take of its input's entries; the rest goes by reference.
+JOINED_BYTES_MAX: Final = 32 * KIB
+
 # Commands stay in their stream this long; a step's deadline must fit well inside.
 COMMANDS_AGE_MS: Final = 72 * 3600 * 1000
 

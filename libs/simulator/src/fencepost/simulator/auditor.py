@@ -132,6 +132,7 @@ class Auditor:
         self.batches = 0
         self.on_entry: dict[str, list[Callable[[SandboxView, dict[str, Any]], None]]] = {}
         self.on_dag_entry: dict[str, list[Callable[[DagView, dict[str, Any]], None]]] = {}
+        self.on_stray_gone: list[Callable[[Ref], None]] = []
         self.on_swept: list[Callable[[Result], None]] = []
         self.after_entry: dict[str, list[Callable[[SandboxView, dict[str, Any]], None]]] = {}
         self.on_batch: list[Callable[[str, int, Stored, BatchJson], None]] = []
@@ -208,6 +209,9 @@ class Auditor:
         ref = Ref(**entry["ref"])
         others = [known for known in self.strays.get(name, []) if known != ref]
         self.strays[name] = [*others, ref] if kind == "stray_found" else others
+        if kind == "stray_gone":
+            for hook in self.on_stray_gone:
+                hook(ref)
 
     def swept(self, result: Result) -> None:
         for hook in self.on_swept:
@@ -349,6 +353,11 @@ def _take(auditor: Auditor, view: SandboxView, kind: str, entry: dict[str, Any])
             view.open, view.session = False, ""
         case "condemned":
             view.condemned = True
+        case "owed":
+            for told, *_ in entry["steps"]:
+                view.committed.pop(told, None)
+        case "recovered":
+            view.excused = {}
         case "holder_added":
             view.keepers["dag/" + entry["dag"]] = None
             view.held_by[(entry["dag"], entry["acquisition"])] = True
@@ -383,6 +392,11 @@ def _take_step(
             step.epoch, step.session = entry["epoch"], entry["session"]
             step.direction = entry.get("direction", "apply")
             view.next_no = entry["no"] + 1
+        case "replaying":
+            view.next_no = entry["no"] + 1
+        case "replayed":
+            if entry.get("accepted"):
+                view.committed.pop(name, None)
         case "committed":
             step.state = "committed"
             if step.effect == "workspace":

@@ -78,6 +78,7 @@ class CommitIsOnDisk(Checker):
         auditor.on_entry.setdefault("committed", []).append(self.committed)
         auditor.on_entry.setdefault("epoch_opened", []).append(self.epoch_opened)
         auditor.on_entry.setdefault("attached", []).append(self.attached)
+        auditor.on_entry.setdefault("recovered", []).append(self.recovered)
 
     def committed(self, view: SandboxView, entry: dict[str, Any]) -> None:
         receipt = entry["receipt"]
@@ -91,7 +92,22 @@ class CommitIsOnDisk(Checker):
             f"{entry['step']}: the disk was at epoch {made.epoch_on_disk}",
         )
 
+    def recovered(self, view: SandboxView, entry: dict[str, Any]) -> None:
+        """What the present disk lacks and nobody was told of, is silently absent."""
+        disks = [i.disk.contents for i in self.auditor.running(view) if i.name == view.instance]
+        for contents in disks:
+            marker = contents.marker
+            if marker is None or marker.session != view.session or entry["mode"] == "accepted":
+                continue
+            for name in view.committed:
+                self.need(
+                    contents.held.get(name, 0) > 0,
+                    f"{view.name}: epoch {view.epoch} is called recovered and lacks {name}",
+                )
+
     def epoch_opened(self, view: SandboxView, entry: dict[str, Any]) -> None:
+        if entry["disk"] == "warm" and entry.get("recovering"):
+            view.excused = dict(view.committed)
         if entry["disk"] == "warm":
             return
         owed = entry.get("owed", 0)
@@ -211,6 +227,8 @@ class HeldNotStopped(Checker):
         super().__init__(auditor)
         auditor.on_stop.append(self.stopping)
         auditor.on_entry.setdefault("releasing", []).append(self.releasing)
+        for kind in ("holder_added", "claimed"):
+            auditor.on_entry.setdefault(kind, []).append(self.kept)
 
     def stopping(self, instance: Instance) -> None:
         if instance.deployment != DEPLOYMENT:
@@ -228,6 +246,9 @@ class HeldNotStopped(Checker):
             f"{instance.name} is stopped while {instance.sandbox} is held",
         )
 
+    def kept(self, view: SandboxView, entry: dict[str, Any]) -> None:
+        self.need(not view.releasing, f"{view.name} is {entry['kind']} while it is released")
+
     def releasing(self, view: SandboxView, entry: dict[str, Any]) -> None:
         del entry
         self.need(not view.keepers, f"{view.name} is released while kept by {list(view.keepers)}")
@@ -241,6 +262,7 @@ class UnknownStaysUnknown(Checker):
 
     def __init__(self, auditor: Auditor) -> None:
         super().__init__(auditor)
+        auditor.on_stray_gone.append(self.stray_gone)
         auditor.on_entry.setdefault("gone", []).append(self.gone)
         auditor.on_entry.setdefault("epoch_closed", []).append(self.epoch_closed)
         auditor.on_entry.setdefault("compensated", []).append(self.compensated)
@@ -253,8 +275,15 @@ class UnknownStaysUnknown(Checker):
             native_id=instance_name.partition(".")[0],
             instance=instance_name,
         )
+        return self._is_what_it_names_gone(ref)
+
+    def _is_what_it_names_gone(self, ref: Ref) -> bool:
+        assert self.auditor.provider is not None
         instance = self.auditor.provider.find(ref)
         return instance is None or self.auditor.is_as_good_as_gone(instance)
+
+    def stray_gone(self, ref: Ref) -> None:
+        self.need(self._is_what_it_names_gone(ref), f"the stray {ref.instance} is called gone")
 
     def gone(self, view: SandboxView, entry: dict[str, Any]) -> None:
         if entry["instance"]:

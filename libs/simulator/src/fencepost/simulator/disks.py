@@ -29,6 +29,7 @@ class Record(msgspec.Struct, kw_only=True):
     tool: str = ""
     digest: str = ""
     of: str = ""
+    seq: int = 0
     state: RecordState = ""
     verdict: str = ""
     is_command: bool = False

@@ -74,10 +74,12 @@ CHAOS_FAULTS: Final[dict[str, float]] = {
 # Drawn last, so that a class that is added at the end leaves the options of old seeds as they were.
 LATER_FAULTS: Final[dict[str, float]] = {
     "disk_rolled_back_before_mark": 0.10,
+    "replay_differs": 0.03,
 }
 # Of runs with DAGs: messages between shards, trackers, sweepers, listings, partitions, clients.
 DAG_FAULTS: Final[dict[str, float]] = {
     "append_refused": 0.04,
+    "crash_after_append": 0.02,
     "snapshot_lost": 0.20,
     "message_lost": 0.10,
     "message_answer_lost": 0.10,
@@ -154,6 +156,7 @@ ENABLERS: Final[dict[str, tuple[str, ...]]] = {
     "stop_lost": ("sandbox_released",),
     "stop_stuck": ("sandbox_released",),
     "disk_rolled_back_before_mark": ("channel_cut",),
+    "replay_differs": ("sandbox_preempted",),
     "disk_swapped_under_tool": ("gateway_crash", "sandbox_restarted"),
     "native_id_recycled": ("sandbox_preempted",),
     "dag_cancelled_at_rebuild": ("sandbox_preempted",),
@@ -219,7 +222,11 @@ def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None 
         command_share=lots.choice((0.0, 0.3, 0.8)),
     )
     rates: dict[str, float] = {}
+    # What belongs to DAGs has a generator of its own: neither half moves the other's draws.
+    of_dags = random.Random(f"options of dags/{seed}")
     for name, base in BASE_RATES.items():
+        if name in DAG_ONLY:
+            lots = of_dags
         on = lots.random() < (0.12 if few else 0.5)
         rate = min(base * lots.choice((0.33, 1.0, 3.0)), 0.9)
         if on if faults is None else name in faults:
@@ -227,11 +234,11 @@ def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None 
     drawn = msgspec.structs.replace(
         drawn,
         rates=rates,
-        dags=lots.choice((0, 1, 2, 4)),
-        trackers=lots.choice((1, 2, 3)),
-        sweepers=lots.choice((1, 2)),
-        window=lots.choice((2, 8, 100)),
-        observes_gone=lots.random() < 0.7,
+        dags=of_dags.choice((0, 1, 2, 4)),
+        trackers=of_dags.choice((1, 2, 3)),
+        sweepers=of_dags.choice((1, 2)),
+        window=of_dags.choice((2, 8, 100)),
+        observes_gone=of_dags.random() < 0.7,
     )
     if faults and any(name in DAG_ONLY for name in faults):
         drawn = msgspec.structs.replace(drawn, dags=max(drawn.dags, 2))

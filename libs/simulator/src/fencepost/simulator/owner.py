@@ -20,6 +20,7 @@ from fencepost.core.errors import PoisonedError
 from fencepost.core.machine import Effect, Place
 from fencepost.simulator.ledger import SimulatedLog, Stored
 from fencepost.simulator.mail import Mail, Publication
+from fencepost.simulator.recalling import recall
 from fencepost.simulator.world import World
 
 if TYPE_CHECKING:
@@ -394,6 +395,9 @@ class Hold:
             self.planner.owned(self)
             self._sweep_now(at_once=True)
             self.planner.after(SWEEP_MS, self._sweep)
+        if self.world.hit("crash_after_append"):
+            self.planner.crash()
+            return
         for entry in flight.entries:
             for effect in self.machine.effects_of(self.state, self.hints, entry):
                 self._owed[effect.key] = (self.world.now_ms + REPEAT_MS, REPEAT_MS)
@@ -401,6 +405,7 @@ class Hold:
         if mail is not None:
             mail.accepted(flight.prev, seq, flight.entries, flight.now_ms)
         self.planner.accepted(self)
+        self._inbox.extend(recall(self))
         self._snapshot()
         self.turn()
 

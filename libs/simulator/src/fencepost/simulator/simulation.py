@@ -18,7 +18,7 @@ from fencepost.core.machine import Effect
 from fencepost.core.sandbox.inputs import ReceiptReceived
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.simulator import chaos, checkers
-from fencepost.simulator.auditor import Auditor
+from fencepost.simulator.auditor import Auditor, SandboxView
 from fencepost.simulator.dag_checkers import MessagesOnce
 from fencepost.simulator.dag_views import SETTLED
 from fencepost.simulator.disks import Outside
@@ -36,6 +36,8 @@ from fencepost.simulator.world import START_MS, World
 ONCE: Final = ("claim", "unclaim")
 EVENTS_MAX: Final = 400_000
 LIVENESS_LOOK_MS: Final = 500
+CALM_MS: Final = 6_000
+LATE_MS: Final = 5_000
 STAGES: Final = ("steps", "resolved", "dags", "released")
 GATEWAY_SILENT_MS: Final = 1_200
 
@@ -120,7 +122,9 @@ class Simulation:
             sweepers=self.sweepers,
             dag_log=self.dag_log,
         )
+        self.auditor.on_entry.setdefault("recovery_stopped", []).append(self._recovery_stopped)
         self.settled_ms = 0
+        self._recoveries = 0
         self._subjects: dict[str, None] = {}
 
     def _make_trackers(self, post: Post | None) -> list[Planner]:
@@ -364,7 +368,7 @@ class Simulation:
             if stage == "resolved":
                 self._resolve()
             if stage == "dags":
-                self.dags.end_all()
+                self.dags.end_all({view.name for view in self.auditor.dags.values() if view.closed})
             if stage == "released":
                 self.workload.release_all()
             limit_ms = world.now_ms + self.options.settle_ms
@@ -373,6 +377,8 @@ class Simulation:
                     self._judge(waiting)
                     return
                 self._advance_to(world.now_ms + LIVENESS_LOOK_MS)
+                if world.now_ms - began_ms >= CALM_MS:
+                    self._judge_bounds()
                 if world.violations:
                     return
         self.settled_ms = world.now_ms - began_ms
@@ -380,6 +386,23 @@ class Simulation:
         for checker in self.checkers:
             if isinstance(checker, checkers.LedgerUnbroken):
                 checker.finish()
+
+    def _recovery_stopped(self, view: SandboxView, _entry: dict[str, Any]) -> None:
+        self._recoveries += 1
+        delay_ms = self.world.between(100, 3_000)
+        self.world.after(delay_ms, self.workload.recover, view.name, self._recoveries)
+
+    def _judge_bounds(self) -> None:
+        """Once it is calm, a cancel is answered at its bound, whatever is outstanding."""
+        late_ms = self.world.now_ms - LATE_MS
+        late = [
+            f"cancel {cancel} of {view.name} has no answer {LATE_MS} ms after its bound"
+            for view in self.auditor.dags.values()
+            for cancel, by_ms in view.asked.items()
+            if by_ms < late_ms
+        ]
+        if late:
+            self._judge(late)
 
     def _resolve(self) -> None:
         for view in self.auditor.sandboxes.values():
@@ -414,8 +437,16 @@ class Simulation:
             state = self.state_of(sent.sandbox, sent.step)
             if state in ("pending", "fenced") or (stage != "steps" and state == "indeterminate"):
                 waiting.append(f"step {sent.sandbox}/{sent.step} is {state}")
-        if stage in ("dags", "released"):
-            waiting += self._unanswered()
+        waiting += self._unanswered(stage)
+        if stage != "steps":
+            # Before their sandbox's release would have taken them along.
+            waiting += [
+                f"{instance.name}, which is nobody's, still runs"
+                for instance in self.provider.instances.values()
+                if instance.stray
+                and instance.state != "gone"
+                and instance.deployment == DEPLOYMENT
+            ]
         if stage == "released":
             for name in self.workload.sandboxes:
                 view = self.auditor.sandboxes.get(name)
@@ -431,13 +462,14 @@ class Simulation:
             if (taken := self._position(family, shard, "commands")) < len(stream.messages)
         ]
 
-    def _unanswered(self) -> list[str]:
+    def _unanswered(self, stage: str) -> list[str]:
         """Cancels that got no verdict, or no answer at all."""
         waiting = []
         for plan in self.dags.dags:
             view = self.auditor.dags.get(plan.name)
             if view is None:
-                waiting.append(f"nothing is known of {plan.name}")
+                if stage in ("dags", "released"):
+                    waiting.append(f"nothing is known of {plan.name}")
                 continue
             waiting += [
                 f"cancel {cancel} of {plan.name} is not answered"

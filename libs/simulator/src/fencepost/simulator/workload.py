@@ -138,6 +138,13 @@ class Workload(Process):
         body = {"as": "compensated", "who": "operator", "note": "looked"}
         self.send("resolve", sandbox, step, _encode(body))
 
+    def recover(self, sandbox: str, number: int) -> None:
+        """An operator looks at a recovery that stopped, and decides."""
+        lot = self.world.rng.random() if self.world.faults_on else 0.0
+        decision = "accept" if lot < 0.4 else "tell" if lot < 0.7 else "discard"
+        body = {"decision": decision, "who": "operator"}
+        self.send("recover", sandbox, f"rc{number}", _encode(body))
+
     def send(self, kind: str, sandbox: str, id_: str, body: bytes) -> None:
         """Publishes until the stream has it; a lost publication or answer is repeated."""
         self.unsent += 1

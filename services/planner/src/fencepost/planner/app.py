@@ -24,6 +24,7 @@ from fencepost.core.sandbox.inputs import GatewaySeen
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.planner import dispatching
 from fencepost.planner.owned import OwnedShard
+from fencepost.planner.recalling import Recaller
 from fencepost.planner.receipts import Receipts
 from fencepost.runtime import service, settings, streams
 from fencepost.runtime.bus import JetStreamInputs, NatsBus
@@ -137,7 +138,11 @@ class Planner:
 
     # Shards.
 
-    def _runner(self, shard: int, machine: SandboxMachine) -> ShardRunner:
+    def _runner(self, shard: int, machine: SandboxMachine, recaller: Recaller) -> ShardRunner:
+        def accepted(entries: Sequence[Any]) -> None:
+            self._count(entries)
+            recaller.heard(entries)
+
         return ShardRunner(
             machine,
             shard,
@@ -155,17 +160,19 @@ class Planner:
             perform=self._perform,
             metrics=self._metrics,
             snapshot_store=self._snapshots,
-            accepted=self._count,
+            accepted=accepted,
             gate=self._gate,
         )
 
     def _make(self, shard: int) -> OwnedShard:
         machine = SandboxMachine(lease_ms=self._config.lease_ms)
+        recaller = Recaller(machine)
         return OwnedShard(
             shard,
             self._config.shards,
-            self._runner(shard, machine),
+            self._runner(shard, machine, recaller),
             machine,
+            recaller=recaller,
             bus=self._bus,
             receipts=self._receipts,
             metrics=self._metrics,

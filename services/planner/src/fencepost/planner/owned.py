@@ -17,6 +17,7 @@ from fencepost.core import ids
 from fencepost.core.errors import FencepostError
 from fencepost.core.sandbox.inputs import Heartbeats
 from fencepost.core.sandbox.machine import SandboxMachine
+from fencepost.planner.recalling import Recaller
 from fencepost.planner.receipts import Receipts
 from fencepost.runtime.metrics import PlannerMetrics
 from fencepost.runtime.ports import Bus, Subscription
@@ -42,6 +43,7 @@ class OwnedShard:
         runner: ShardRunner,
         machine: SandboxMachine,
         *,
+        recaller: Recaller,
         bus: Bus,
         receipts: Receipts,
         metrics: PlannerMetrics,
@@ -50,6 +52,7 @@ class OwnedShard:
         self.runner = runner
         self._shards = shards
         self._machine = machine
+        self._recaller = recaller
         self._bus = bus
         self._receipts = receipts
         self._metrics = metrics
@@ -67,6 +70,7 @@ class OwnedShard:
                 (subjects.ask(self.shard), self._questions.take),
             ):
                 self._subscriptions.append(await self._bus.subscribe(subject, handle))
+            self._recaller.start(self.runner)
         except BaseException:
             await self.stop(hand_over=False)
             raise
@@ -75,6 +79,7 @@ class OwnedShard:
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.unsubscribe()
+        await self._recaller.stop()
         await self.runner.stop(hand_over=hand_over)
         await self._questions.close()
 

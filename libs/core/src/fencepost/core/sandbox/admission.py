@@ -107,6 +107,9 @@ def admit(
             field="sandbox",
             detail="its provider shows no generation, so no receipt could ever join",
         )
+    if sandbox.recovering is not None and sandbox.spec.while_recovering == "refuse":
+        detail = "committed work is being brought back; send the same step id again later"
+        return refuse(value, "step", "recovering", field="sandbox", detail=detail)
     if (
         len(sandbox.parked) >= limits.PARKED_STEPS_PER_SANDBOX_MAX
         or state.open_steps >= limits.OPEN_STEPS_PER_SHARD_MAX
@@ -158,8 +161,8 @@ def _problem(command: StepCommand) -> tuple[str, str, str] | None:
             "args",
             f"expected at most {limits.INLINE_BYTES_MAX} bytes inline; larger ones by reference",
         )
-    if command.commit_after != "receipt":
-        return "unsupported", "commit_after", "expected 'receipt'"
+    if command.commit_after != "receipt" and command.effect == "external":
+        return "unsupported", "commit_after", "expected 'receipt': no disk holds an external effect"
     return _problem_of_bounds(command) or _problem_of_compensation(command)
 
 
@@ -265,8 +268,12 @@ def why_parked(sandbox: Sandbox) -> str:
     """Why a new step of this sandbox has to wait, or "" when it has not."""
     if not sandbox.live:
         return "no_live_epoch"
+    if sandbox.recovering is not None:
+        return "recovering"
     if sandbox.parked or sandbox.requeued:
         return "behind_others"
+    if sandbox.checkpointing is not None:
+        return "checkpointing"
     if len(sandbox.fenced) >= limits.OPEN_STEPS_PER_SANDBOX_MAX:
         return "too_many_open"
     return ""

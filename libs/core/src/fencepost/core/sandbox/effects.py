@@ -12,11 +12,11 @@ from typing import Any
 
 from fencepost.core import ids
 from fencepost.core.machine import Effect, Event
+from fencepost.core.sandbox import checkpoints, orders
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import orders
 from fencepost.core.sandbox.admission import undo_call
 from fencepost.core.sandbox.hints import Hints
-from fencepost.core.sandbox.state import Sandbox, SandboxShard, Step, StrayState
+from fencepost.core.sandbox.state import Replay, Sandbox, SandboxShard, Step, StrayState
 
 _LIFE = (
     e.Requested,
@@ -26,6 +26,26 @@ _LIFE = (
     e.EpochClosed,
     e.Condemned,
     e.Releasing,
+)
+
+# After these a sandbox is looked at: its session, its hold or its recovery is another.
+_SETTLING = frozenset(
+    {
+        e.Attached,
+        e.Joined,
+        e.Compensated,
+        e.Indeterminate,
+        e.CheckpointAsked,
+        e.CheckpointingEntry,
+        e.CheckpointedEntry,
+        e.CheckpointFailedEntry,
+        e.RestoredEntry,
+        e.RestoreFailedEntry,
+        e.Replaying,
+        e.RecoveryDecided,
+        e.Recovered,
+        e.EpochOpened,
+    }
 )
 
 
@@ -44,8 +64,21 @@ def effects_of(state: SandboxShard, hints: Hints, entry: e.SandboxEntry) -> Iter
     elif kind is e.Parked:
         if entry.spec is not None:  # type: ignore[union-attr]
             hints.push_due(state, entry.spec.deadline_at_ms, entry.sandbox, entry.step)  # type: ignore[union-attr]
-    elif kind is e.Attached:
+    elif kind is e.Committed:
+        sandbox = state.sandboxes[entry.sandbox]  # type: ignore[union-attr]
+        if sandbox.checkpointing is not None:
+            yield from _checkpoint_of(sandbox)
+        elif checkpoints.is_due_by_steps(sandbox):
+            hints.unsettled[sandbox.id] = None
+    elif kind in _SETTLING:
         hints.unsettled[entry.sandbox] = None  # type: ignore[union-attr]
+        yield from _recovery_of(state.sandboxes[entry.sandbox], hints.latest_ms)  # type: ignore[union-attr]
+        if kind is e.CheckpointedEntry:
+            yield from _prune(state.sandboxes[entry.sandbox], hints)  # type: ignore[union-attr]
+    elif kind is e.GoneEntry:
+        sandbox = state.sandboxes[entry.sandbox]  # type: ignore[union-attr]
+        if sandbox.gone and sandbox.manifests:
+            yield from _prune(sandbox, hints)
     elif kind is e.StrayFound:
         for stray in state.strays.get(entry.sandbox, ()):  # type: ignore[union-attr]
             yield from _stop_stray(entry.sandbox, stray, hints, hints.latest_ms)  # type: ignore[union-attr]
@@ -63,6 +96,7 @@ def effects(state: SandboxShard, hints: Hints, now_ms: int) -> Iterator[Effect]:
     for sandbox_id in list(state.busy):
         sandbox = state.sandboxes[sandbox_id]
         yield from _life_of(sandbox, hints, now_ms)
+        yield from _recovery_of(sandbox, now_ms)
         for name in sandbox.fenced:
             dispatch = dispatch_of(sandbox, name, sandbox.steps[name])
             if dispatch is not None:
@@ -174,6 +208,101 @@ def _life_of(sandbox: Sandbox, hints: Hints, now_ms: int) -> Iterator[Effect]:
         yield from _to_authority(sandbox, hints, now_ms, "attach", order)
 
 
+def _recovery_of(sandbox: Sandbox, now_ms: int) -> Iterator[Effect]:
+    """What the disk of the live generation is to be made, or kept as."""
+    recovering = sandbox.recovering
+    if not sandbox.live:
+        return
+    if recovering is None:
+        yield from _checkpoint_of(sandbox)
+        return
+    checkpoint, replay = sandbox.checkpoint, recovering.replay
+    if recovering.phase == "restore" and now_ms >= recovering.retry_at_ms:
+        assert checkpoint is not None
+        yield Effect(
+            key=f"restore/{sandbox.id}/{sandbox.session}/{checkpoint.id}/{recovering.failures}",
+            since_ms=recovering.since_ms,
+            target=sandbox.gateway,
+            order=orders.RestoreOrder(
+                sandbox=sandbox.id,
+                epoch=sandbox.epoch,
+                session=sandbox.session,
+                checkpoint=checkpoint.id,
+                manifest=checkpoint.manifest,
+                namespace=checkpoint.namespace,
+            ),
+        )
+    elif (
+        recovering.phase == "replay"
+        and replay is not None
+        and (replay.epoch, replay.session) == (sandbox.epoch, sandbox.session)
+    ):
+        yield _replay_of(sandbox, replay)
+
+
+def _replay_of(sandbox: Sandbox, replay: Replay) -> Effect:
+    return Effect(
+        key=f"replay/{sandbox.id}/{replay.no}",
+        since_ms=replay.since_ms,
+        target=sandbox.gateway,
+        order=orders.Dispatch(
+            fence=orders.Fence(
+                sandbox=sandbox.id,
+                epoch=replay.epoch,
+                session=replay.session,
+                attempt=replay.name,
+                no=replay.no,
+                direction="replay",
+            ),
+            step=replay.step,
+            tool=replay.tool,
+            digest=replay.digest,
+            args=replay.args,
+            of=replay.attempt,
+        ),
+    )
+
+
+def _checkpoint_of(sandbox: Sandbox) -> Iterator[Effect]:
+    taking = sandbox.checkpointing
+    if taking is None or not sandbox.whole or not checkpoints.is_quiet(sandbox):
+        return
+    newest = sandbox.checkpoint
+    own = newest is not None and newest.namespace == sandbox.id
+    yield Effect(
+        key=f"checkpoint/{sandbox.id}/{sandbox.session}/{taking.id}",
+        since_ms=taking.since_ms,
+        target=sandbox.gateway,
+        order=orders.CheckpointOrder(
+            sandbox=sandbox.id,
+            epoch=sandbox.epoch,
+            session=sandbox.session,
+            checkpoint=taking.id,
+            base=newest.manifest if newest is not None and own else "",
+            reason=taking.reason,
+        ),
+    )
+
+
+def _prune(sandbox: Sandbox, hints: Hints) -> Iterator[Effect]:
+    """
+    Made once, and not again: what one prune leaves in the store, the next one takes.
+
+    Nobody reads what is dropped: a checkpoint counts only while the ledger may name it.
+    """
+    gateway = sandbox.gateway
+    if sandbox.gone and not hints.is_alive(gateway, hints.latest_ms):
+        gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, hints.latest_ms)
+    if gateway:
+        keep = [] if sandbox.gone else list(sandbox.manifests)
+        yield Effect(
+            key=f"prune/{sandbox.id}/{sandbox.checkpoints}/{len(keep)}",
+            since_ms=hints.latest_ms,
+            target=gateway,
+            order=orders.PruneOrder(sandbox=sandbox.id, keep=keep),
+        )
+
+
 def _to_authority(
     sandbox: Sandbox, hints: Hints, now_ms: int, what: str, order: Any
 ) -> Iterator[Effect]:
@@ -280,7 +409,10 @@ _STEP_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
 
 _SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
     e.Created: ("created", ("create_id",)),
-    e.EpochOpened: ("epoch_opened", ("epoch", "disk", "evidence", "owed", "instance")),
+    e.EpochOpened: (
+        "epoch_opened",
+        ("epoch", "disk", "evidence", "owed", "instance", "recovering", "checkpoint"),
+    ),
     e.Attached: ("attached", ("epoch", "session", "gateway")),
     e.Detached: ("detached", ("session", "reason")),
     e.EpochClosed: ("epoch_closed", ("epoch", "reason", "evidence")),
@@ -292,4 +424,30 @@ _SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
     e.GoneEntry: ("gone", ("instance", "evidence")),
     e.StrayFound: ("stray_found", ("ref", "create_id", "dag", "acquisition")),
     e.StrayGone: ("stray_gone", ("ref", "evidence")),
+    e.CheckpointAsked: ("checkpoint_asked", ("checkpoint", "reason")),
+    e.CheckpointedEntry: (
+        "checkpointed",
+        (
+            "checkpoint",
+            "manifest",
+            "epoch",
+            "journal_seq",
+            "reason",
+            "files",
+            "size_bytes",
+            "sent_bytes",
+        ),
+    ),
+    e.CheckpointFailedEntry: ("checkpoint_failed", ("checkpoint", "reason", "detail")),
+    e.RestoredEntry: ("restored", ("checkpoint", "manifest", "epoch", "files", "size_bytes")),
+    e.RestoreFailedEntry: ("restore_failed", ("checkpoint", "reason", "detail")),
+    e.Replayed: ("replayed", ("step", "attempt", "epoch", "verdict", "no", "of", "accepted")),
+    e.OwedTold: ("owed", ("epoch", "steps", "told", "of")),
+    e.RecoveryStopped: (
+        "recovery_stopped",
+        ("epoch", "reason", "step", "attempt", "detail", "expected", "found"),
+    ),
+    e.RecoveryDecided: ("recovery_decided", ("epoch", "decision", "who", "note")),
+    e.Recovered: ("recovered", ("epoch", "mode", "replayed", "told", "checkpoint", "lost")),
+    e.Preempted: ("preempting", ("instance", "grace_ms")),
 }

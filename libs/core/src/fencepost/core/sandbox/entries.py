@@ -25,6 +25,14 @@ Evidence: TypeAlias = Literal[
 Disk: TypeAlias = Literal["cold", "warm", "restored"]
 
 
+class OwedName(msgspec.Struct, frozen=True, array_like=True):
+    """One owed step, in a list for people."""
+
+    step: str
+    attempt: str
+    tool: str
+
+
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
     sandbox: str
 
@@ -74,7 +82,14 @@ class CreateFailedEntry(_Entry, frozen=True, kw_only=True, tag="create_failed"):
 
 
 class EpochOpened(_Entry, frozen=True, kw_only=True, tag="epoch_opened"):
-    """`owed`: committed workspace steps that this disk was not shown to hold."""
+    """
+    `owed`: committed workspace steps that this disk was not shown to hold.
+
+    `recovering`: nothing is fenced before `recovered`. `checkpoint` is what it starts from, the
+    disk is then called `restored`; `blank` tells that no marker of this sandbox was found on it.
+    Without a checkpoint a `restored` disk is an older point of this sandbox's own, whose journal
+    was at `journal_seq`.
+    """
 
     epoch: int
     nonce: str
@@ -82,6 +97,10 @@ class EpochOpened(_Entry, frozen=True, kw_only=True, tag="epoch_opened"):
     disk: Disk
     evidence: str
     owed: int = 0
+    recovering: bool = False
+    checkpoint: str = ""
+    blank: bool = False
+    journal_seq: int = 0
 
 
 class Marking(_Entry, frozen=True, kw_only=True, tag="marking"):
@@ -165,11 +184,28 @@ class Revoked(_Entry, frozen=True, kw_only=True, tag="revoked"):
     journal: str
 
 
-class Committed(_Entry, frozen=True, kw_only=True, tag="committed"):
+class Joined(_Entry, frozen=True, kw_only=True, tag="joined"):
+    """A receipt joined a step that is committed only after a heartbeat or a checkpoint."""
+
     step: str
     attempt: str
     receipt: Receipt
     gateway: str
+
+
+class Committed(_Entry, frozen=True, kw_only=True, tag="committed"):
+    """
+    `line`: the first epoch of the disk that was written, where it is not the receipt's own.
+
+    `beat`: the journal sequence in the heartbeat that a `joined` step waited for.
+    """
+
+    step: str
+    attempt: str
+    receipt: Receipt
+    gateway: str
+    line: int = 0
+    beat: int = 0
 
 
 class Compensated(_Entry, frozen=True, kw_only=True, tag="compensated"):
@@ -264,6 +300,169 @@ class Unclaimed(_Entry, frozen=True, kw_only=True, tag="unclaimed"):
     claim: str
 
 
+class CheckpointAsked(_Entry, frozen=True, kw_only=True, tag="checkpoint_asked"):
+    """A client asked for a checkpoint; it is taken when its turn comes."""
+
+    checkpoint: str
+    reason: str
+
+
+class CheckpointingEntry(_Entry, frozen=True, kw_only=True, tag="checkpointing"):
+    """A checkpoint is to be taken: from here on no new fence, until it ended one way or another."""
+
+    checkpoint: str
+    reason: str
+
+
+class CheckpointedEntry(_Entry, frozen=True, kw_only=True, tag="checkpointed"):
+    """
+    The workspace of this moment is stored outside the sandbox: all that was committed is in it.
+
+    `journal_seq` is the disk's; of what is open, the joined steps up to there are in it too.
+    """
+
+    checkpoint: str
+    manifest: str
+    epoch: int
+    journal_seq: int
+    line: int
+    reason: str
+    files: int = 0
+    size_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class CheckpointFailedEntry(_Entry, frozen=True, kw_only=True, tag="checkpoint_failed"):
+    checkpoint: str
+    reason: str
+    detail: str = ""
+
+
+class RestoredEntry(_Entry, frozen=True, kw_only=True, tag="restored"):
+    """The disk of this generation is what the checkpoint holds."""
+
+    checkpoint: str
+    manifest: str
+    epoch: int
+    session: str
+    journal_seq: int
+    files: int = 0
+    size_bytes: int = 0
+
+
+class RestoreFailedEntry(_Entry, frozen=True, kw_only=True, tag="restore_failed"):
+    checkpoint: str
+    reason: str
+    detail: str = ""
+
+
+class Replaying(_Entry, frozen=True, kw_only=True, tag="replaying"):
+    """
+    A fence was handed out for applying a committed step again, on this generation's disk.
+
+    `attempt` is the one that was committed, `name` the fence's own; `key` is its place in the order
+    in which disks saw the owed steps. `item` stands for it in the sum over them.
+    """
+
+    step: str
+    attempt: str
+    name: str
+    no: int
+    epoch: int
+    session: str
+    key: tuple[int, int, int, int]
+    tool: str
+    digest: str
+    args: msgspec.Raw
+    effect: str
+    item: str
+    reason: str = ""
+
+
+class Replayed(_Entry, frozen=True, kw_only=True, tag="replayed"):
+    """
+    A committed step is on this generation's disk. Its own state is not touched: it was final.
+
+    `effect` is what came of it; `accepted` where it is not what the first receipt says, by an
+    operator's word: then `verdict` is "" where it was not applied at all.
+    """
+
+    step: str
+    attempt: str
+    name: str
+    epoch: int
+    verdict: Literal["applied", "attested", ""]
+    effect: str
+    journal_seq: int
+    no: int
+    of: int
+    accepted: bool = False
+
+
+class OwedTold(_Entry, frozen=True, kw_only=True, tag="owed"):
+    """
+    A page of the committed steps that are not on this generation's disk and will not be.
+
+    `key` is the last one's place in their order, `sum` stands for them in the sum over all.
+    """
+
+    epoch: int
+    steps: list[OwedName]
+    told: int
+    of: int
+    key: tuple[int, int, int, int]
+    sum: str
+
+
+class RecoveryStopped(_Entry, frozen=True, kw_only=True, tag="recovery_stopped"):
+    """
+    The disk is not what it should be, and a person decides: accept, tell or discard.
+
+    `expected` and `found` are effects where they differ.
+    """
+
+    epoch: int
+    reason: str
+    step: str = ""
+    attempt: str = ""
+    detail: str = ""
+    expected: str = ""
+    found: str = ""
+
+
+class RecoveryDecided(_Entry, frozen=True, kw_only=True, tag="recovery_decided"):
+    """An operator's word on a recovery that stopped."""
+
+    epoch: int
+    decision: Literal["accept", "tell", "discard"]
+    who: str
+    note: str = ""
+
+
+class Recovered(_Entry, frozen=True, kw_only=True, tag="recovered"):
+    """
+    From here on new steps are fenced.
+
+    `replayed`: the disk holds all that was committed. `told`: what stands above `kept` in the order
+    was given up, was listed, and is owed no more. `accepted`: by an operator's word.
+    """
+
+    epoch: int
+    mode: Literal["replayed", "told", "accepted"]
+    replayed: int = 0
+    told: int = 0
+    checkpoint: str = ""
+    kept: tuple[int, int, int, int] = (0, 0, 0, -1)
+    lost: str = ""
+
+
+class Preempted(_Entry, frozen=True, kw_only=True, tag="preempting"):
+    """The provider announced that it will take this instance away."""
+
+    instance: str
+    grace_ms: int
+
+
 class Releasing(_Entry, frozen=True, kw_only=True, tag="releasing"):
     """Durable before the provider is asked to stop."""
 
@@ -320,6 +519,7 @@ SandboxEntry: TypeAlias = (
     | Parked
     | Fenced
     | Revoked
+    | Joined
     | Committed
     | Compensated
     | Cancelled
@@ -336,4 +536,17 @@ SandboxEntry: TypeAlias = (
     | GoneEntry
     | StrayFound
     | StrayGone
+    | CheckpointAsked
+    | CheckpointingEntry
+    | CheckpointedEntry
+    | CheckpointFailedEntry
+    | RestoredEntry
+    | RestoreFailedEntry
+    | Replaying
+    | Replayed
+    | OwedTold
+    | RecoveryStopped
+    | RecoveryDecided
+    | Recovered
+    | Preempted
 )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from fencepost.core import ids, limits
 from fencepost.core.machine import Place, TermOpened
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import news
+from fencepost.core.sandbox import evolve_recovery, news
 from fencepost.core.sandbox.state import (
     Create,
     Finished,
@@ -44,11 +44,12 @@ def _refused(state: SandboxShard, entry: e.Refused, _place: Place, _now_ms: int)
         state.poisoned += 1
 
 
-def _created(state: SandboxShard, entry: e.Created, _place: Place, now_ms: int) -> None:
+def _created(state: SandboxShard, entry: e.Created, place: Place, now_ms: int) -> None:
     assert entry.sandbox not in state.sandboxes, "a sandbox is created once"
     sandbox = Sandbox(id=entry.sandbox, spec=entry.spec)
     sandbox.creates[entry.create_id] = Create(create_id=entry.create_id, since_ms=now_ms)
     sandbox.creates_made = 1
+    evolve_recovery.created(sandbox, place, now_ms)
     state.sandboxes[entry.sandbox] = sandbox
     state.busy[entry.sandbox] = None
 
@@ -99,7 +100,7 @@ def _create_failed(
     made.since_ms = now_ms
 
 
-def _epoch_opened(state: SandboxShard, entry: e.EpochOpened, _place: Place, _now_ms: int) -> None:
+def _epoch_opened(state: SandboxShard, entry: e.EpochOpened, _place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
     assert entry.epoch == sandbox.epoch + 1, "epochs rise by one and are never reused"
     assert not sandbox.open, "an epoch is closed before the next one opens"
@@ -110,8 +111,9 @@ def _epoch_opened(state: SandboxShard, entry: e.EpochOpened, _place: Place, _now
     sandbox.session = ""
     if entry.disk != "warm":
         sandbox.journal_seq = 0
-    if entry.disk == "cold":
+    if entry.disk == "cold" or entry.blank:
         sandbox.nonce_on_disk = ""
+    evolve_recovery.epoch_opened(sandbox, entry, now_ms)
     _note_busy(state, sandbox)
 
 
@@ -135,7 +137,7 @@ def _marking(state: SandboxShard, entry: e.Marking, _place: Place, now_ms: int) 
     _note_busy(state, sandbox)
 
 
-def _attached(state: SandboxShard, entry: e.Attached, _place: Place, _now_ms: int) -> None:
+def _attached(state: SandboxShard, entry: e.Attached, _place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
     sandbox.asked += 1
     assert sandbox.open, "only an open epoch is attached to"
@@ -147,6 +149,7 @@ def _attached(state: SandboxShard, entry: e.Attached, _place: Place, _now_ms: in
     # What the disk had at this moment is what it must have from now on: less is a restored
     # snapshot, even when nothing of it was committed (S-205).
     sandbox.journal_seq = entry.journal_seq
+    evolve_recovery.attached(sandbox, now_ms)
     _note_busy(state, sandbox)
 
 
@@ -176,13 +179,17 @@ def _condemned(state: SandboxShard, entry: e.Condemned, _place: Place, _now_ms: 
     sandbox = state.sandboxes[entry.sandbox]
     assert not sandbox.open, "the epoch of a condemned instance is closed"
     sandbox.condemned = True
+    if sandbox.recovering is not None:
+        sandbox.recoveries_failed += 1
     _note_busy(state, sandbox)
 
 
-def _parked(state: SandboxShard, entry: e.Parked, _place: Place, now_ms: int) -> None:
+def _parked(state: SandboxShard, entry: e.Parked, place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
     if entry.spec is not None:
-        step = Step(spec=entry.spec, ordinal=1, attempt=entry.attempt, since_ms=now_ms)
+        step = Step(
+            spec=entry.spec, ordinal=1, attempt=entry.attempt, since_ms=now_ms, at=place.after
+        )
         sandbox.steps[entry.step] = step
         sandbox.parked[entry.step] = None
         state.open_steps += 1
@@ -193,17 +200,19 @@ def _parked(state: SandboxShard, entry: e.Parked, _place: Place, now_ms: int) ->
     step.ordinal = entry.ordinal
     step.attempt = entry.attempt
     step.refusals = 0
+    step.receipt = None
+    sandbox.joined.pop(entry.step, None)
     sandbox.fenced.pop(entry.step, None)
     sandbox.requeued[entry.step] = None
     _note_busy(state, sandbox)
 
 
-def _fenced(state: SandboxShard, entry: e.Fenced, _place: Place, now_ms: int) -> None:
+def _fenced(state: SandboxShard, entry: e.Fenced, place: Place, now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
     assert entry.no >= sandbox.next_no, "fence numbers rise"
     name = entry.step
     if entry.spec is not None:
-        step = Step(spec=entry.spec)
+        step = Step(spec=entry.spec, at=place.after)
         sandbox.steps[name] = step
         state.open_steps += 1
     else:
@@ -211,6 +220,9 @@ def _fenced(state: SandboxShard, entry: e.Fenced, _place: Place, now_ms: int) ->
         if step.phase == "parked":
             sandbox.parked.pop(name, None)
             sandbox.requeued.pop(name, None)
+        elif step.phase == "joined":
+            step.receipt = None
+            sandbox.joined.pop(name, None)
     if entry.direction == "apply":
         step.phase = "apply"
         step.refusals = 0
@@ -245,12 +257,23 @@ def _revoked(_state: SandboxShard, _entry: e.Revoked, _place: Place, _now_ms: in
     """Evidence only: the `compensated` beside it is what changes the step."""
 
 
+def _joined(state: SandboxShard, entry: e.Joined, _place: Place, _now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    step = sandbox.steps[entry.step]
+    assert step.attempt == entry.attempt, "only the latest attempt joins"
+    step.phase = "joined"
+    step.receipt = entry.receipt
+    step.gateway = entry.gateway
+    sandbox.joined[entry.step] = None
+    sandbox.journal_seq = max(sandbox.journal_seq, entry.receipt.journal_seq)
+
+
 def _committed(state: SandboxShard, entry: e.Committed, place: Place, _now_ms: int) -> None:
     sandbox = state.sandboxes[entry.sandbox]
     step = _close(state, entry, "committed", place)
     sandbox.committed += 1
     if step.spec.effect == "workspace":
-        sandbox.owed += 1
+        evolve_recovery.committed(sandbox, entry, step, place)
     sandbox.journal_seq = max(sandbox.journal_seq, entry.receipt.journal_seq)
 
 
@@ -261,6 +284,8 @@ def _compensated(state: SandboxShard, entry: e.Compensated, place: Place, _now_m
     _close(state, entry, "compensated", place)
     sandbox.compensated += 1
     sandbox.journal_seq = max(sandbox.journal_seq, entry.journal_seq)
+    if entry.evidence == "undone":
+        sandbox.undone = max(sandbox.undone, entry.journal_seq)
 
 
 def _indeterminate(state: SandboxShard, entry: e.Indeterminate, _place: Place, _now: int) -> None:
@@ -268,6 +293,8 @@ def _indeterminate(state: SandboxShard, entry: e.Indeterminate, _place: Place, _
     step = sandbox.steps[entry.step]
     step.phase = "indeterminate"
     step.reason = entry.reason
+    step.receipt = None
+    sandbox.joined.pop(entry.step, None)
     sandbox.fenced.pop(entry.step, None)
     _note_busy(state, sandbox)
 
@@ -285,6 +312,8 @@ def _receipt_refused(
     state: SandboxShard, entry: e.ReceiptRefused, _place: Place, _now_ms: int
 ) -> None:
     sandbox = state.sandboxes[entry.sandbox]
+    if entry.direction == "replay" and evolve_recovery.replay_refused(sandbox, entry):
+        return
     step = sandbox.steps.get(entry.step)
     if step is not None:
         step.refusals += 1
@@ -355,6 +384,7 @@ def _releasing(state: SandboxShard, entry: e.Releasing, _place: Place, now_ms: i
     assert not sandbox.holders, "a held sandbox is never released"
     assert not sandbox.claims, "a claimed sandbox is never released"
     sandbox.releasing = True
+    evolve_recovery.releasing(sandbox)
     news.set_news(sandbox, news.PENDING)
     sandbox.waiting_since_ms = now_ms
     _note_busy(state, sandbox)
@@ -408,6 +438,7 @@ def _close(
     sandbox.fenced.pop(name, None)
     sandbox.parked.pop(name, None)
     sandbox.requeued.pop(name, None)
+    sandbox.joined.pop(name, None)
     state.open_steps -= 1
     sandbox.finished[name] = Finished(
         final,
@@ -426,6 +457,12 @@ def _close(
         _note_busy(state, sandbox)
     _note_ended(state, sandbox)
     return step
+
+
+def _recovery(state: SandboxShard, entry: Any, place: Place, now_ms: int) -> None:
+    sandbox = state.sandboxes[entry.sandbox]
+    evolve_recovery.BY_KIND[type(entry)](sandbox, entry, place, now_ms)
+    _note_busy(state, sandbox)
 
 
 def _note_ended(state: SandboxShard, sandbox: Sandbox) -> None:
@@ -456,6 +493,8 @@ def _note_busy(state: SandboxShard, sandbox: Sandbox) -> None:
         and not sandbox.releasing
         and not sandbox.creates
         and sandbox.marking is None
+        and sandbox.recovering is None
+        and sandbox.checkpointing is None
     )
     if idle:
         state.busy.pop(sandbox.id, None)
@@ -480,6 +519,7 @@ _BY_KIND: dict[type, Callable[[SandboxShard, Any, Place, int], None]] = {
     e.Parked: _parked,
     e.Fenced: _fenced,
     e.Revoked: _revoked,
+    e.Joined: _joined,
     e.Committed: _committed,
     e.Compensated: _compensated,
     e.Cancelled: _cancelled,
@@ -496,4 +536,5 @@ _BY_KIND: dict[type, Callable[[SandboxShard, Any, Place, int], None]] = {
     e.GoneEntry: _gone,
     e.StrayFound: _stray_found,
     e.StrayGone: _stray_gone,
+    **dict.fromkeys(evolve_recovery.BY_KIND, _recovery),
 }

@@ -102,6 +102,8 @@ class Hints(msgspec.Struct, kw_only=True):
         ):
             return
         self.leases[beat.sandbox] = Lease(beat.session, now_ms, beat.journal_seq)
+        if sandbox.joined:
+            self.unsettled[sandbox.id] = None
 
     def lease_expired(self, sandbox: Sandbox, now_ms: int) -> bool:
         """

@@ -107,3 +107,48 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     beats: list[Heartbeat]
+
+
+class OwedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One committed step that the present generation owes, as the owner read it in the ledger.
+
+    `accepted`: the effect that an operator accepted in its place in an earlier generation, or "".
+    """
+
+    sandbox: str
+    epoch: int
+    key: tuple[int, int, int, int]
+    step: str
+    attempt: str
+    tool: str
+    digest: str
+    args: msgspec.Raw
+    effect: str
+    accepted: str = ""
+
+
+class OwedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One owed step, without what it takes to apply it."""
+
+    key: tuple[int, int, int, int]
+    step: str
+    attempt: str
+    tool: str
+    digest: str
+    effect: str
+
+
+class OwedPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The next owed steps, in order, that are told and not applied. None: there are no more."""
+
+    sandbox: str
+    epoch: int
+    items: list[OwedItem]
+
+
+class OwedEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger has no more owed steps than were fed; said only where one is waited for."""
+
+    sandbox: str
+    epoch: int

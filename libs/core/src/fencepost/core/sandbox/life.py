@@ -11,8 +11,8 @@ Rule 4: the last holder's removal and `releasing` are one batch; nothing is buil
 from __future__ import annotations
 
 from fencepost.core import facts, limits
+from fencepost.core.sandbox import checkpoints, holding, outcomes, recovery, strays
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import holding, outcomes, strays
 from fencepost.core.sandbox.admission import refuse, unknown_sandbox, used_before
 from fencepost.core.sandbox.hints import Hints
 from fencepost.core.sandbox.inputs import CommandReceived
@@ -108,8 +108,16 @@ def fact(state: SandboxShard, hints: Hints, value: facts.Fact, now_ms: int) -> l
             return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
         case facts.Orphaned():
             return holding.orphaned(state, value)
-        case _:
-            return []
+        case facts.Checkpointed():
+            return checkpoints.checkpointed(sandbox, value)
+        case facts.CheckpointFailed():
+            return checkpoints.failed(sandbox, value)
+        case facts.Restored():
+            return recovery.restored(sandbox, value)
+        case facts.RestoreFailed():
+            return recovery.restore_failed(sandbox, value)
+        case facts.Preempting():
+            return checkpoints.preempting(sandbox, value)
 
 
 def _assigned(sandbox: Sandbox, value: facts.Assigned) -> list[e.SandboxEntry]:
@@ -175,7 +183,7 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
     ):
         return []  # another living gateway is writing the marker: one at a time
     if untrusted := _untrusted(sandbox, value):
-        return _condemn(sandbox, untrusted)
+        return recovery.condemn(sandbox, untrusted)
     entries: list[e.SandboxEntry] = []
     epoch, nonce = sandbox.epoch, sandbox.nonce
     moved = _moved(sandbox, value)
@@ -188,22 +196,7 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
                 )
             )
         epoch, nonce = epoch + 1, value.nonce_fresh
-        entries.append(
-            e.EpochOpened(
-                sandbox=sandbox.id,
-                epoch=epoch,
-                nonce=nonce,
-                instance=value.ref.instance,
-                disk=disk,
-                evidence=evidence,
-                owed=sandbox.owed if disk != "warm" else 0,
-            )
-        )
-        if disk == "cold":
-            entries += outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")
-        elif disk == "restored" or evidence == "other_instance":
-            # Bytes that come under another instance may be a snapshot's, taken at this very length.
-            entries += outcomes.external_at_risk(sandbox)
+        entries += _opened(sandbox, value, disk, evidence)
     elif sandbox.session:
         entries.append(
             e.Detached(
@@ -224,6 +217,34 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
     return entries
 
 
+def _opened(
+    sandbox: Sandbox, value: facts.Found, disk: e.Disk, evidence: str
+) -> list[e.SandboxEntry]:
+    """Opens the next epoch on what was found, and ends what cannot be on it."""
+    recovers = recovery.needs(sandbox, disk)
+    checkpoint = sandbox.checkpoint if disk != "warm" else None
+    opened = e.EpochOpened(
+        sandbox=sandbox.id,
+        epoch=sandbox.epoch + 1,
+        nonce=value.nonce_fresh,
+        instance=value.ref.instance,
+        disk=disk if checkpoint is None else "restored",
+        evidence=evidence,
+        owed=sandbox.owed if disk != "warm" or recovers else 0,
+        recovering=recovers,
+        checkpoint=checkpoint.id if checkpoint is not None else "",
+        blank=disk == "cold",
+        journal_seq=value.journal_seq if disk == "restored" else 0,
+    )
+    if disk == "cold" or checkpoint is not None:
+        # The bytes are gone, or will be: a checkpoint takes the place of all that is there.
+        return [opened, *outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")]
+    if disk == "restored" or evidence == "other_instance":
+        # Bytes that come under another instance may be a snapshot's, taken at this very length.
+        return [opened, *outcomes.external_at_risk(sandbox)]
+    return [opened]
+
+
 def _untrusted(sandbox: Sandbox, value: facts.Found) -> str:
     """
     Why nothing can be concluded from what this disk shows, or "".
@@ -238,19 +259,27 @@ def _untrusted(sandbox: Sandbox, value: facts.Found) -> str:
         return f"marker of epoch {marker.epoch}, ahead of the ledger"
     if marker is None and sandbox.nonce_on_disk and value.ref.instance == sandbox.instance:
         return "the marker of this instance is gone"
-    return ""
+    return _taken_back(sandbox, value)
 
 
-def _condemn(sandbox: Sandbox, reason: str) -> list[e.SandboxEntry]:
-    """Gives an instance up: it is stopped, and what was on it is lost once it is seen gone."""
-    entries: list[e.SandboxEntry] = []
-    if sandbox.open:
-        entries.append(
-            e.EpochClosed(
-                sandbox=sandbox.id, epoch=sandbox.epoch, reason="condemned", evidence=reason
-            )
+def _taken_back(sandbox: Sandbox, value: facts.Found) -> str:
+    """
+    Why an older point of this disk cannot be gone on from, or "".
+
+    It may hold effects of steps that ended as not applied, and nothing would ever take them back:
+    those that were undone since, and, from before the present generation, those that were lost
+    with one. A checkpoint takes the place of all that.
+    """
+    marker = value.marker
+    if marker is None or sandbox.checkpoint is not None or sandbox.compensated == 0:
+        return ""
+    if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):
+        return "an older point, from before this generation"
+    if value.journal_seq < sandbox.undone:
+        return (
+            f"an older point, at journal {value.journal_seq}: {sandbox.undone} took an effect back"
         )
-    return [*entries, e.Condemned(sandbox=sandbox.id, reason=reason)]
+    return ""
 
 
 def _moved(sandbox: Sandbox, value: facts.Found) -> tuple[e.Disk, str] | None:
@@ -315,12 +344,7 @@ def _attach_failed(
     if value.observed == "gone" and value.ref == sandbox.ref:
         return _gone(sandbox, hints, value.ref, "observed_gone", now_ms)
     if value.condemned and value.ref == sandbox.ref and not sandbox.condemned:
-        entries: list[e.SandboxEntry] = []
-        if sandbox.open:
-            entries.append(
-                e.EpochClosed(sandbox=sandbox.id, epoch=sandbox.epoch, reason="condemned")
-            )
-        return [*entries, e.Condemned(sandbox=sandbox.id, reason=value.reason[:300])]
+        return recovery.condemn(sandbox, value.reason)
     if sandbox.marking is not None and value.session == sandbox.marking.session:
         return [e.Detached(sandbox=sandbox.id, session=value.session, reason=value.reason[:300])]
     return []
@@ -414,7 +438,11 @@ def overdue(hints: Hints, sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]
     if marking is not None and now_ms - marking.since_ms > hints.lease_ms * _MARKING_LEASES:
         # Its gateway lives and says nothing: without this nobody else would ever be asked.
         return [e.Detached(sandbox=sandbox.id, session=marking.session, reason="marking_timed_out")]
-    return holding.late_news(sandbox) or _never_to_be_fenced(sandbox)
+    return (
+        holding.late_news(sandbox)
+        or _never_to_be_fenced(sandbox)
+        or checkpoints.overdue(sandbox, now_ms)
+    )
 
 
 def _never_to_be_fenced(sandbox: Sandbox) -> list[e.SandboxEntry]:

@@ -12,17 +12,20 @@ from fencepost.core.errors import LedgerBrokenError, PoisonedError
 from fencepost.core.machine import Effect, Event, Message, Place, TermOpened
 from fencepost.core.sandbox import (
     admission,
+    checkpoints,
     effects,
     evolve,
     holding,
     inputs,
     life,
     outcomes,
+    owed,
+    recovery,
     views,
 )
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.hints import Hints
-from fencepost.core.sandbox.state import SandboxShard
+from fencepost.core.sandbox.state import Sandbox, SandboxShard
 from fencepost.core.shard_messages import Hold, Told, Unhold
 from fencepost.core.steps import (
     CancelCommand,
@@ -72,7 +75,7 @@ class SandboxMachine:
     """One shard's machine. `hints` carry the bounds in time, so that tests may shorten them."""
 
     family: ClassVar[str] = "sandbox"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -162,6 +165,8 @@ class SandboxMachine:
                 return holding.hold(state, hints, value, now_ms)
             case Unhold():
                 return holding.unhold(state, value)
+            case inputs.OwedStep() | inputs.OwedPage() | inputs.OwedEnd():
+                return _owed(state, value)
             case inputs.CommandMalformed():
                 return admission.malformed(value)
             case inputs.Poison():
@@ -196,8 +201,10 @@ class SandboxMachine:
                 return holding.claim(state, value, command)
             case UnclaimCommand():
                 return holding.end_claim(state, value)
-            case CheckpointCommand() | RecoverCommand():
-                return admission.refuse(value, "checkpoint", "unsupported")
+            case CheckpointCommand() as command:
+                return checkpoints.ask(state, value, command)
+            case RecoverCommand() as command:
+                return recovery.decide(state, value, command)
 
     def evolve(self, state: SandboxShard, entry: e.SandboxEntry, place: Place, now_ms: int) -> None:
         evolve.evolve(state, entry, place, now_ms)
@@ -238,6 +245,11 @@ class SandboxMachine:
         )
         return (Message("dag", entry.dag, msgspec.to_builtins(told)),)
 
+    def wanted(self, state: SandboxShard) -> list[owed.Wanted]:
+        """What is waited for of the ledger's past: the owner reads it there and feeds it."""
+        found = (owed.wanted(state.sandboxes[name]) for name in state.busy)
+        return [one for one in found if one is not None]
+
     view_step = staticmethod(views.view_step)
     view_sandbox = staticmethod(views.view_sandbox)
     view_sandboxes = staticmethod(views.view_sandboxes)
@@ -274,11 +286,10 @@ def _tick(state: SandboxShard, hints: Hints, now_ms: int) -> Sequence[e.SandboxE
     hints.sync(state)
     while hints.unsettled:
         sandbox = state.sandboxes.get(next(iter(hints.unsettled)))
+        settled = [] if sandbox is None else _settle(hints, sandbox, now_ms)
+        if settled:
+            return settled  # this sandbox is looked at once more: there may be more to settle
         hints.unsettled.pop(next(iter(hints.unsettled)))
-        if sandbox is not None and sandbox.live:
-            settled = outcomes.settle_on_same_disk(sandbox, now_ms)
-            if settled:
-                return settled
     while hints.due and hints.due[0][0] <= now_ms:
         _, sandbox_id, name = hints.pop_due()
         sandbox = state.sandboxes.get(sandbox_id)
@@ -299,6 +310,34 @@ def _tick(state: SandboxShard, hints: Hints, now_ms: int) -> Sequence[e.SandboxE
             return overdue  # this sandbox is looked at once more: it may owe another
         hints.to_check.pop()
     return ()
+
+
+def _settle(hints: Hints, sandbox: Sandbox, now_ms: int) -> Sequence[e.SandboxEntry]:
+    """What a new session, a heartbeat or an ended hold makes due in one sandbox, or nothing."""
+    if not sandbox.live:
+        return ()
+    if sandbox.recovering is not None:
+        return recovery.settle(sandbox)
+    return (
+        outcomes.settle_on_same_disk(sandbox, now_ms)
+        or checkpoints.beaten(sandbox, hints)
+        or checkpoints.due(sandbox, now_ms)
+    )
+
+
+def _owed(
+    state: SandboxShard, value: inputs.OwedStep | inputs.OwedPage | inputs.OwedEnd
+) -> Sequence[e.SandboxEntry]:
+    sandbox = state.sandboxes.get(value.sandbox)
+    if sandbox is None:
+        return ()
+    match value:
+        case inputs.OwedStep():
+            return recovery.owed_step(sandbox, value)
+        case inputs.OwedPage():
+            return recovery.owed_page(sandbox, value)
+        case inputs.OwedEnd():
+            return recovery.owed_end(sandbox, value)
 
 
 def _command(kind: str, aggregate: str, id_: str, data: bytes) -> Any:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from fencepost.core import ids, limits
 from fencepost.core.receipts import Receipt
+from fencepost.core.sandbox import checkpoints, join, recovery
 from fencepost.core.sandbox import entries as e
-from fencepost.core.sandbox import join
 from fencepost.core.sandbox.admission import refuse, undo_call, unknown_sandbox
 from fencepost.core.sandbox.inputs import CommandReceived, ReceiptReceived
 from fencepost.core.sandbox.state import Sandbox, SandboxShard, Step
@@ -36,10 +36,14 @@ def receipt(state: SandboxShard, value: ReceiptReceived) -> list[e.SandboxEntry]
     if got.sandbox != sandbox.id:
         step = sandbox.steps.get(got.step)
         return [] if step is None else _refuse(sandbox, step, value, got, "wrong_sandbox")
+    if got.direction == "replay" and recovery.is_about(sandbox, got):
+        return recovery.receipt(sandbox, value, got)
     step = sandbox.steps.get(got.step)
     if step is None:
         return _receipt_of_no_open_step(sandbox, value, got)
-    if step.phase in ("parked", "indeterminate"):
+    if step.phase == "joined" and (got.attempt, got.no) == (step.attempt, step.no):
+        return []  # the very receipt that joined, delivered again
+    if step.phase in ("parked", "joined", "indeterminate"):
         reason = "late_attempt" if got.attempt != step.attempt else "not_fenced"
         return _refuse(sandbox, step, value, got, reason)
     return _open(sandbox, step, value, got)
@@ -131,15 +135,21 @@ def _applied(
     sandbox: Sandbox, step: Step, value: ReceiptReceived, got: Receipt
 ) -> list[e.SandboxEntry]:
     match got.verdict:
+        case "applied" | "attested" if step.spec.commit_after != "receipt":
+            return [
+                e.Joined(
+                    sandbox=sandbox.id,
+                    step=got.step,
+                    attempt=step.attempt,
+                    receipt=got,
+                    gateway=value.gateway,
+                )
+            ]
         case "applied" | "attested":
-            committed = e.Committed(
-                sandbox=sandbox.id,
-                step=got.step,
-                attempt=step.attempt,
-                receipt=got,
-                gateway=value.gateway,
-            )
-            return [committed, *wake(sandbox, freed=1)]
+            return [
+                checkpoints.committed(sandbox, got.step, step, got),
+                *wake(sandbox, freed=1),
+            ]
         case "indeterminate":
             return _give_up(sandbox, got.step, step, got.reason or "no_record", got.detail)
         case "refused" if got.reason == "too_old":
@@ -331,7 +341,7 @@ def _requeue(sandbox: Sandbox, name: str, step: Step, reason: str) -> e.Parked:
 
 def wake(sandbox: Sandbox, *, freed: int = 0, no: int | None = None) -> list[e.SandboxEntry]:
     """Hands fences to waiting steps, retries first, as far as there is room."""
-    if not (sandbox.requeued or sandbox.parked) or not sandbox.live:
+    if not (sandbox.requeued or sandbox.parked) or not sandbox.fences:
         return []
     room = limits.OPEN_STEPS_PER_SANDBOX_MAX - len(sandbox.fenced) + freed
     next_no = sandbox.next_no if no is None else no
@@ -513,6 +523,9 @@ def stop_step(sandbox: Sandbox, name: str, step: Step, reason: str) -> list[e.Sa
         ]
     if sandbox.live and (step.epoch, step.session) == (sandbox.epoch, sandbox.session):
         fence = _fence(sandbox, name, step, "revoke", reason=reason, no=sandbox.next_no)
+        if step.phase == "joined":
+            # It would be in the checkpoint, and is to be taken back.
+            return [*checkpoints.abandon(sandbox), cancelled, fence]
         return [cancelled, fence]
     # Not live, or already being revoked or undone: settled when a session is attached, or when
     # the disk is seen to be gone.

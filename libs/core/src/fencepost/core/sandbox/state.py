@@ -11,19 +11,37 @@ from typing import Literal, TypeAlias
 
 import msgspec
 from fencepost.core.facts import Capabilities, Ref
+from fencepost.core.receipts import Receipt
 from fencepost.core.steps import SandboxSpec, StepSpec
 
 Phase: TypeAlias = Literal[
     "parked",  # pending: waits for a session, for room, or for its turn
     "apply",  # fenced: may be applied
+    "joined",  # fenced: its receipt joined, and waits for what `commit_after` asks
     "revoke",  # fenced: being revoked in the journal
     "undo",  # fenced: being taken back
     "indeterminate",  # open, visible, waits for an operator
 ]
 
 
+Key: TypeAlias = tuple[int, int, int, int]
+"""
+Where a committed effect stands in the order in which disks saw them: line, journal sequence, and
+the place of its `committed` entry, which only breaks ties.
+
+A line is one disk's history: the first epoch of the disk that the write was made on.
+"""
+
+FIRST: Key = (0, 0, 0, -1)
+
+
 class Step(msgspec.Struct, kw_only=True):
-    """An open step. Its attempt's fence is (`epoch`, `session`, `no`)."""
+    """
+    An open step. Its attempt's fence is (`epoch`, `session`, `no`).
+
+    `at`: the ledger position before its first entry, which has its `spec`. `receipt` and `gateway`
+    are those that joined, while it is `joined`.
+    """
 
     spec: StepSpec
     phase: Phase = "parked"
@@ -39,6 +57,9 @@ class Step(msgspec.Struct, kw_only=True):
     undo_tries: int = 0
     refusals: int = 0
     since_ms: int = 0
+    at: int = 0
+    receipt: Receipt | None = None
+    gateway: str = ""
 
 
 class Create(msgspec.Struct, kw_only=True):
@@ -79,11 +100,87 @@ class News(msgspec.Struct, frozen=True):
     evidence: str
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The newest stored checkpoint: all that was committed before its entry is in it.
+
+    So is what a disk of this `line` wrote up to journal sequence `seq`. `namespace`: the sandbox
+    under whose name its chunks are stored.
+    """
+
+    id: str
+    manifest: str
+    namespace: str
+    line: int = 0
+    seq: int = 0
+    at: tuple[int, int] = (0, -1)
+
+
+class Checkpointing(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is to be taken. While it is, no new fence is handed out."""
+
+    id: str
+    reason: str
+    since_ms: int
+
+
+class Replay(msgspec.Struct, kw_only=True):
+    """The owed step that is being applied again. `effect` is what must come of it."""
+
+    step: str
+    attempt: str
+    name: str
+    no: int
+    epoch: int
+    session: str
+    key: Key
+    tool: str
+    digest: str
+    args: msgspec.Raw
+    effect: str
+    item: str
+    since_ms: int = 0
+    refusals: int = 0
+
+
+class Recovering(msgspec.Struct, kw_only=True):
+    """
+    What the present generation still has to get back before anything is fenced on it.
+
+    `done` steps were applied again (or told), the last one at `key`; `sum` is the sum over them, to
+    be compared with `Sandbox.owed_sum`. `kept`, `kept_sum` and `kept_key` are those that were
+    applied before the rest was given up. `reason` is why it stopped, in `stopped_in`. `lost` is the
+    checkpoint that was given up with all that it holds.
+    """
+
+    phase: Literal["restore", "replay", "tell", "stopped"]
+    since_ms: int
+    done: int = 0
+    sum: str = ""
+    key: Key = FIRST
+    kept: int = 0
+    kept_sum: str = ""
+    kept_key: Key = FIRST
+    replay: Replay | None = None
+    failures: int = 0
+    retry_at_ms: int = 0
+    stopped_in: str = ""
+    reason: str = ""
+    detail: str = ""
+    found: str = ""
+    lost: str = ""
+
+
 class Sandbox(msgspec.Struct, kw_only=True):
     """
     `holders` maps DAGs to their acquisitions. `debtors` are those who let go and are told until it
     is gone (DAG and acquisition, by the key of both), `told` what each holder and debtor heard
     last, `untold` the debtors who have yet to hear `news`.
+
+    `owed` counts the committed workspace steps that `checkpoint` does not hold, `owed_sum` is the
+    sum over them, and `owed_after` the ledger position from which they can be read. `lines` are the
+    lines of which this disk may hold something: (line, journal sequence at its start). `undone` is
+    the journal sequence of the last effect that was taken back on this line.
     """
 
     id: str
@@ -125,6 +222,22 @@ class Sandbox(msgspec.Struct, kw_only=True):
     compensated: int = 0
     refused: int = 0
     owed: int = 0
+    owed_sum: str = ""
+    owed_after: int = 0
+    lines: list[tuple[int, int]] = []
+    undone: int = 0
+    joined: dict[str, None] = {}
+    checkpoint: Checkpoint | None = None
+    manifests: list[str] = []
+    checkpoints: int = 0
+    checkpointing: Checkpointing | None = None
+    checkpoints_asked: dict[str, str] = {}
+    checkpoint_at_ms: int = 0
+    checkpoint_failures: int = 0
+    checkpoint_retry_ms: int = 0
+    recovering: Recovering | None = None
+    recoveries_failed: int = 0
+    preempted: str = ""
 
     @property
     def live(self) -> bool:
@@ -136,6 +249,16 @@ class Sandbox(msgspec.Struct, kw_only=True):
             and not self.condemned
             and (self.capabilities is None or self.capabilities.generation)
         )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the live generation's disk holds all that was committed."""
+        return self.live and self.recovering is None
+
+    @property
+    def fences(self) -> bool:
+        """Whether a fence to apply may be handed out to a step that has none."""
+        return self.whole and self.checkpointing is None
 
 
 class StrayState(msgspec.Struct, kw_only=True):

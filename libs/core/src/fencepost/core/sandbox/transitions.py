@@ -43,6 +43,12 @@ STEP: Final = (
     Arrow("r", "undo", "indeterminate", "indeterminate", "it cannot be taken back"),
     Arrow("s", "indeterminate", "committed", "resolved", "an operator found it to be there"),
     Arrow("t", "indeterminate", "compensated", "resolved", "an operator found it not to be there"),
+    Arrow("u", "apply", "joined", "joined", "its receipt joins; it waits for what it asked for"),
+    Arrow("v", "joined", "committed", "committed", "a heartbeat came, or a checkpoint holds it"),
+    Arrow("w", "joined", "apply", "fenced", "same disk, new session or epoch: carried"),
+    Arrow("x", "joined", "parked", "parked", "its disk is gone and the policy is to retry"),
+    Arrow("y", "joined", "compensated", "compensated", "its disk is gone and nothing is retried"),
+    Arrow("z", "joined", "revoke", "fenced", "cancelled or late before what it waits for"),
 )
 
 # Where a sandbox's epoch and session stand.
@@ -57,6 +63,26 @@ EPOCH: Final = (
     Arrow("f", "opened", "opened", "marking", "a gateway session is told to write the marker"),
     Arrow("g", "closed", "opened", "epoch_opened", "the next epoch: cold, warm or restored"),
     Arrow("h", "opened", "opened", "detached", "the marking session ended first"),
+)
+
+# What a generation has to get back before anything new is fenced on it.
+RECOVERY: Final = (
+    Arrow("a", "none", "restore", "epoch_opened", "the disk lacks what a checkpoint holds"),
+    Arrow("b", "none", "replay", "epoch_opened", "the disk lacks owed steps, no checkpoint"),
+    Arrow("c", "none", "tell", "epoch_opened", "the same, and the policy is to tell"),
+    Arrow("d", "restore", "replay", "restored", "the disk is what the checkpoint holds"),
+    Arrow("e", "restore", "tell", "restored", "the same, and the policy is to tell"),
+    Arrow("f", "restore", "restore", "restore_failed", "it may succeed later"),
+    Arrow("g", "restore", "stopped", "recovery_stopped", "it will not, or not soon"),
+    Arrow("h", "replay", "replay", "replayed", "an owed step is on this disk"),
+    Arrow("i", "replay", "whole", "recovered", "all of them are, or nothing was owed"),
+    Arrow("j", "replay", "stopped", "recovery_stopped", "it differs from the first receipt"),
+    Arrow("k", "tell", "tell", "owed", "a page of what is lost was told"),
+    Arrow("l", "tell", "whole", "recovered", "all of it was"),
+    Arrow("m", "tell", "stopped", "recovery_stopped", "the ledger does not have what is owed"),
+    Arrow("n", "stopped", "replay", "recovery_decided", "accept: the disk as it is, and on"),
+    Arrow("o", "stopped", "tell", "recovery_decided", "tell: what is still owed is given up"),
+    Arrow("p", "stopped", "none", "condemned", "discard: another disk, from the start"),
 )
 
 # The life of a sandbox.

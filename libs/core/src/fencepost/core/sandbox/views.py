@@ -45,6 +45,7 @@ def view_step(state: SandboxShard, sandbox_id: str, name: str) -> dict[str, Any]
             "tool": step.spec.tool,
             "digest": step.spec.digest,
             "reason": step.reason,
+            "waits_for": step.spec.commit_after if step.phase == "joined" else "",
             "deadline_at_ms": step.spec.deadline_at_ms,
         }
     finished = sandbox.finished.get(name)
@@ -78,7 +79,9 @@ def word_of(sandbox: Sandbox) -> str:
         return "creating"
     if not sandbox.open:
         return "lost" if sandbox.epoch else "attaching"
-    return "live" if sandbox.session else "attaching"
+    if not sandbox.session:
+        return "attaching"
+    return "live" if sandbox.recovering is None else "recovering"
 
 
 def view_sandbox(state: SandboxShard, sandbox_id: str) -> dict[str, Any] | None:
@@ -112,6 +115,37 @@ def view_sandbox(state: SandboxShard, sandbox_id: str) -> dict[str, Any] | None:
         "refused": sandbox.refused,
         "owed": sandbox.owed,
         "journal_seq": sandbox.journal_seq,
+        "checkpoint": _view_checkpoint(sandbox),
+        "checkpointing": sandbox.checkpointing.id if sandbox.checkpointing is not None else "",
+        "recovering": _view_recovering(sandbox),
+    }
+
+
+def _view_checkpoint(sandbox: Sandbox) -> dict[str, Any] | None:
+    """The newest stored checkpoint, which a later generation, or a fork, starts from."""
+    checkpoint = sandbox.checkpoint
+    if checkpoint is None:
+        return None
+    return {
+        "checkpoint": checkpoint.id,
+        "manifest": checkpoint.manifest,
+        "namespace": checkpoint.namespace,
+        "journal_seq": checkpoint.seq,
+        "at_ms": sandbox.checkpoint_at_ms,
+    }
+
+
+def _view_recovering(sandbox: Sandbox) -> dict[str, Any] | None:
+    recovering = sandbox.recovering
+    if recovering is None:
+        return None
+    return {
+        "phase": recovering.phase,
+        "done": recovering.done,
+        "of": sandbox.owed,
+        "step": recovering.replay.step if recovering.replay is not None else "",
+        "reason": recovering.reason,
+        "detail": recovering.detail,
     }
 
 
