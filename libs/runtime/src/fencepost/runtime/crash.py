@@ -55,12 +55,24 @@ POINTS: Final = (
 )
 """Every point's name; a test walks them."""
 
+RECOVERY_POINTS: Final = (
+    "gateway_checkpoint_stored",
+    "gateway_before_checkpointed",
+    "gateway_after_checkpointed",
+    "gateway_restore_begun",
+    "gateway_before_restored",
+    "gateway_after_restored",
+)
+"""Those of checkpoints and restores; the test of recovery walks them."""
+
 _ARMED: str = os.environ.get("FENCEPOST_CRASH", "")
 _ONCE: str = os.environ.get("FENCEPOST_CRASH_ONCE", "")
 
 _SCRIPT: str = _ARMED[1:] if _ARMED.startswith("@") else ""
 
-assert not _ARMED or _SCRIPT or _ARMED in POINTS, f"FENCEPOST_CRASH: no such point: {_ARMED}"
+assert not _ARMED or _SCRIPT or _ARMED in (*POINTS, *RECOVERY_POINTS), (
+    f"FENCEPOST_CRASH: no such point: {_ARMED}"
+)
 
 
 def point(name: str) -> None:

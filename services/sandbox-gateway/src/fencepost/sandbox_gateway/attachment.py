@@ -77,6 +77,7 @@ class Attachment:
         self._now_ms = now_ms
         self._frames = Frames()
         self._answers: dict[str, Answer] = {}
+        self._talks: dict[str, Answer] = {}
         self._count = 0
 
     # -- the stream ----------------------------------------------------------------------------
@@ -116,6 +117,8 @@ class Attachment:
                 self._take_heartbeat(head)
             elif (answer := self._answers.pop(head.id, None)) is not None:
                 answer(head, body)
+            elif (talk := self._talks.get(head.id)) is not None:
+                talk(head, body)
 
     def _take_heartbeat(self, head: Head) -> None:
         self.beat_at_ms = self.heard_at_ms
@@ -130,8 +133,10 @@ class Attachment:
     def _channel_ended(self, reason: str) -> None:
         already = self.ended
         self.ended = True
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
+        answers = [*self._answers.values(), *self._talks.values()]
+        self._answers.clear()
+        self._talks.clear()
+        for answer in answers:
             answer(None, b"")
         if not already:
             self._on_end(self, reason)
@@ -143,6 +148,9 @@ class Attachment:
     async def end(self, *, grace_s: float) -> None:
         """Ends the toolhost on purpose: `on_end` is not called."""
         self.ended = True
+        talks, self._talks = list(self._talks.values()), {}
+        for talk in talks:
+            talk(None, b"")
         await self._channel.end(grace_s=grace_s)
 
     def last_words(self) -> str:
@@ -161,8 +169,16 @@ class Attachment:
         self.write(frame(id_))
         return id_
 
+    def talk(self, frame: Callable[[str], bytes], answer: Answer) -> str:
+        """As `ask`, for many replies: `answer` gets all of them until it is forgotten."""
+        id_ = self.ask(frame, answer)
+        if self._answers.pop(id_, None) is not None:
+            self._talks[id_] = answer
+        return id_
+
     def forget(self, id_: str) -> None:
         self._answers.pop(id_, None)
+        self._talks.pop(id_, None)
 
     async def _converse(self, frame: Callable[[str], bytes], timeout_s: float) -> Head:
         answered: asyncio.Future[Head | None] = asyncio.get_running_loop().create_future()

@@ -33,14 +33,16 @@ _encode: Final = msgspec.json.Encoder().encode
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """
     `do`: reclaim, hold_receipts (for at most `ms`), release_receipts, refuse_stops (the next
-    `times`), or echo (`percent` of orders and receipts come a second time, up to `ms` late; 0 ends
-    it). Ahead of a sandbox, which is then named: slow_create, by `ms`.
+    `times`), preempt (a notice now and a reclaim `grace_ms` later), or echo (`percent` of orders
+    and receipts come a second time, up to `ms` late; 0 ends it). Ahead of a sandbox, which is then
+    named: slow_create, by `ms`.
     """
 
     do: str
     ms: int = 10_000
     times: int = 1
     percent: int = 0
+    grace_ms: int = 5_000
     sandbox: str = ""
 
 
@@ -67,7 +69,8 @@ class _Hold:
 class Faults:
     """
     Listens for every sandbox that the session ever attached: a receipt may be held while its
-    sandbox is already gone. `reclaim` takes a sandbox away; `publish` lets a held receipt go.
+    sandbox is already gone. `reclaim` takes a sandbox away; `publish` lets a held receipt go;
+    `announce` says that a sandbox will be taken away.
     """
 
     def __init__(
@@ -77,14 +80,17 @@ class Faults:
         attached: Callable[[str], Attachment | None],
         reclaim: Callable[[Attachment], Awaitable[bool]],
         publish: Callable[[Attachment, StampedReceipt, int], None],
+        announce: Callable[[Attachment, int], None],
     ) -> None:
         self._link = link
         self._attached = attached
         self._reclaim = reclaim
         self._publish = publish
+        self._announce = announce
         self._subscriptions: dict[str, Any] = {}
         self._holds: dict[Attachment, _Hold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[None]] = set()
         self._refused_stops: dict[str, int] = {}
         self._echoes: dict[str, _Echo] = {}
         self._slow: dict[str, int] = {}
@@ -128,7 +134,9 @@ class Faults:
             if subscription is not None and not self._link.nc.is_closed:
                 await subscription.unsubscribe()
         self._subscriptions.clear()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._later, return_exceptions=True)
 
     def holds(self, attachment: Attachment, stamped: StampedReceipt, size: int) -> bool:
         """Takes a receipt that is to come late. False: nothing is held of this session."""
@@ -183,6 +191,15 @@ class Faults:
                 )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+            case "preempt" if attachment is not None:
+                grace_ms = max(0, min(fault.grace_ms, HOLD_MS_MAX))
+                self._announce(attachment, grace_ms)
+                task = asyncio.get_running_loop().create_task(
+                    self._reclaim_later(attachment, grace_ms)
+                )
+                self._later.add(task)
+                task.add_done_callback(self._later.discard)
+                self._answer(msg.reply, {"ok": True})
             case "hold_receipts" if attachment is not None:
                 self._hold(attachment, max(1, min(fault.ms, HOLD_MS_MAX)))
                 self._answer(msg.reply, {"ok": True})
@@ -199,7 +216,7 @@ class Faults:
                 found.percent = max(0, min(fault.percent, PERCENT_MAX))
                 found.ms = max(0, min(fault.ms, HOLD_MS_MAX))
                 self._answer(msg.reply, {"ok": True, "echoed": found.count})
-            case "reclaim" | "hold_receipts" | "refuse_stops" | "echo":
+            case "reclaim" | "hold_receipts" | "refuse_stops" | "echo" | "preempt":
                 # Another gateway has it, and answers.
                 pass
             case _:
@@ -223,6 +240,10 @@ class Faults:
         for stamped, size in hold.receipts:
             self._publish(attachment, stamped, size)
         return len(hold.receipts)
+
+    async def _reclaim_later(self, attachment: Attachment, grace_ms: int) -> None:
+        await asyncio.sleep(grace_ms / 1000)
+        await self._reclaim_and_answer(attachment, "")
 
     async def _reclaim_and_answer(self, attachment: Attachment, reply: str) -> None:
         done = await self._reclaim(attachment)

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 from fencepost.core.errors import FencepostError
 from fencepost.core.limits import KIB, MIB
-from fencepost.core.sandbox.orders import Dispatch, Fence
+from fencepost.core.sandbox.orders import CheckpointOrder, Dispatch, Fence, RestoreOrder
 
 HEAD_BYTES_MAX: Final = 64 * KIB
 BODY_BYTES_MAX: Final = 32 * MIB
@@ -46,6 +46,13 @@ class Head(msgspec.Struct, kw_only=True, gc=False):
     ok: bool = False
     reason: str = ""
     detail: str = ""
+    digest: str = ""
+    kind: str = ""
+    checkpoint: str = ""
+    manifest: str = ""
+    files: int = 0
+    size: int = 0
+    skipped: int = 0
 
 
 _HEAD: Final = msgspec.json.Decoder(Head)
@@ -154,6 +161,49 @@ def mark(id_: str, *, epoch: int, session: str, nonce: str) -> bytes:
 
 def grant(ms: int) -> bytes:
     return b'{"k":"grant","ms":%d}\n' % ms
+
+
+def checkpoint(id_: str, order: CheckpointOrder, *, base: str) -> bytes:
+    return _job(id_, order, base=base)
+
+
+def restore(id_: str, order: RestoreOrder) -> bytes:
+    return _job(id_, order, manifest=order.manifest)
+
+
+def _job(id_: str, order: CheckpointOrder | RestoreOrder, **more: str) -> bytes:
+    head = {
+        "k": order.__struct_config__.tag,
+        "id": id_,
+        "epoch": order.epoch,
+        "session": order.session,
+        "checkpoint": order.checkpoint,
+        **more,
+    }
+    return _encode(head) + b"\n"
+
+
+def want(id_: str, digests: bytes) -> bytes:
+    return b"".join((_encode({"k": "want", "id": id_, "n": len(digests)}), b"\n", digests))
+
+
+def chunk(id_: str, digest: str, data: bytes) -> bytes:
+    head = {"k": "chunk", "id": id_, "digest": digest, "n": len(data)}
+    return b"".join((_encode(head), b"\n", data))
+
+
+def chunk_failed(id_: str, digest: str, reason: str) -> bytes:
+    head = {"k": "chunk_failed", "id": id_, "digest": digest, "reason": reason}
+    return _encode(head) + b"\n"
+
+
+def abort(id_: str) -> bytes:
+    """Ends a checkpoint or restore; one that has ended already is not touched."""
+    return _encode({"k": "abort", "id": id_}) + b"\n"
+
+
+def kept(manifest: str) -> bytes:
+    return _encode({"k": "kept", "manifest": manifest}) + b"\n"
 
 
 def read(id_: str, *, tool: str, args: bytes, timeout_ms: int) -> bytes:

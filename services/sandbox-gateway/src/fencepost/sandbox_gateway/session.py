@@ -32,6 +32,7 @@ from fencepost.core.facts import (
     Gone,
     Lost,
     Marked,
+    Preempting,
     Ref,
     StopAnswered,
 )
@@ -39,10 +40,13 @@ from fencepost.core.receipts import Receipt
 from fencepost.core.sandbox.inputs import GatewaySeen, Heartbeat, Heartbeats
 from fencepost.core.sandbox.orders import (
     AttachOrder,
+    CheckpointOrder,
     CreateOrder,
     Dispatch,
     MarkOrder,
     Order,
+    PruneOrder,
+    RestoreOrder,
     StopOrder,
 )
 from fencepost.providers.protocol import (
@@ -56,10 +60,13 @@ from fencepost.providers.protocol import (
     Unknown,
 )
 from fencepost.runtime import crash
+from fencepost.runtime.chunks import ChunkStore
+from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
 from fencepost.sandbox_gateway import blobs, frames, oversize
 from fencepost.sandbox_gateway.attachment import Attachment, ChannelEndedError
+from fencepost.sandbox_gateway.checkpoints import YOUNG_MS, Checkpoints
 from fencepost.sandbox_gateway.faults import Faults
 from fencepost.sandbox_gateway.frames import Head
 from fencepost.sandbox_gateway.lease import Lease
@@ -95,6 +102,7 @@ class Options:
     gone_within_ms: int = 5_000
     allow_faults: bool = False
     deployment: str = "local"
+    chunks_young_ms: int = YOUNG_MS
 
 
 class Clock(Protocol):
@@ -124,6 +132,7 @@ class GatewaySession:
         clock: Clock,
         metrics: GatewayMetrics,
         blob_store: blobs.BlobStore,
+        chunk_store: ChunkStore | None = None,
     ) -> None:
         self.id = mint("gw", clock.now_ms())
         assert ids.is_id(self.id)
@@ -149,7 +158,17 @@ class GatewaySession:
                 publish=lambda attachment, stamped, size: self._receipts.put(
                     attachment.shard, stamped, size
                 ),
+                announce=self.announce_preemption,
             )
+        self._checkpoints = Checkpoints(
+            chunk_store if chunk_store is not None else JetStreamChunks(link),
+            gateway=self.id,
+            put_fact=self._facts.put,
+            may_write=self._may_write,
+            now_ms=clock.now_ms,
+            metrics=metrics,
+            young_ms=options.chunks_young_ms,
+        )
         self._busy: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatched = {
@@ -405,8 +424,30 @@ class GatewaySession:
             case StopOrder():
                 about = order.ref.instance if order.ref is not None else order.create_id
                 self._spawn(("stop", about), self._stop(order))
+            case CheckpointOrder() | RestoreOrder():
+                self._take_disk_order(order)
+            case PruneOrder():
+                attached = order.sandbox in self._attached
+                self._spawn(
+                    ("prune", order.sandbox), self._checkpoints.prune(order, is_attached=attached)
+                )
             case Dispatch():
                 raise AssertionError("dispatches are taken in their batch")
+
+    def _take_disk_order(self, order: CheckpointOrder | RestoreOrder) -> None:
+        attachment = self._attached.get(order.sandbox)
+        about = f"{order.session}/{order.checkpoint}"
+        if attachment is None or attachment.session != order.session:
+            self._metrics.orders_refused.labels("not_attached").inc()
+        elif not self._may_write():
+            self._metrics.orders_refused.labels("lease_not_renewed").inc()
+        elif isinstance(order, CheckpointOrder):
+            self._spawn(("checkpoint", about), self._checkpoints.checkpoint(attachment, order))
+        else:
+            self._spawn(("restore", about), self._checkpoints.restore(attachment, order))
+
+    def _may_write(self) -> bool:
+        return self._lease.may_write(self._clock.monotonic_ms())
 
     def _dispatch_with_blobs(self, attachment: Attachment, order: Dispatch) -> None:
         about = f"{order.fence.attempt}/{order.fence.direction}"
@@ -869,6 +910,19 @@ class GatewaySession:
                 reason="settled" if is_settled else "create_ambiguous",
                 ambiguous=not is_settled,
                 settled=is_settled,
+            )
+        )
+
+    def announce_preemption(self, attachment: Attachment, grace_ms: int) -> None:
+        """A provider said that it will take this instance away, in so long or later."""
+        self._facts.put(
+            Preempting(
+                sandbox=attachment.sandbox,
+                gateway=self.id,
+                session=attachment.session,
+                epoch=attachment.marked.epoch if attachment.marked is not None else 0,
+                ref=attachment.ref,
+                grace_ms=grace_ms,
             )
         )
 
