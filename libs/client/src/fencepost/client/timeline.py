@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
-from fencepost.client import commands, ledger
+from fencepost.client import commands, ledger, recovery_words
 from fencepost.client.client import Client
 from fencepost.client.ledger import Recorded
 from fencepost.core import ids
@@ -36,14 +36,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 async def lines(client: Client, sandbox: str, *, follow: bool = False) -> AsyncIterator[Line]:
     """Reads the sandbox's entries in order; with `follow`, goes on waiting for more."""
-    epoch = 0
+    epoch = again = 0
     async for recorded in client.history(sandbox, follow=follow):
         for index, entry in enumerate(recorded.entries):
             if getattr(entry, "sandbox", "") != sandbox:
                 continue
             if isinstance(entry, e.EpochOpened):
-                epoch = entry.epoch
-            yield _line(recorded, index, epoch, entry)
+                epoch, again = entry.epoch, 0
+            line = _line(recorded, index, epoch, entry)
+            if isinstance(entry, e.Replayed):
+                again += 1
+                line = msgspec.structs.replace(line, text=f"{line.text} ({again} of {entry.of})")
+            yield line
 
 
 async def dag_lines(client: Client, dag: str, *, follow: bool = False) -> AsyncIterator[Line]:
@@ -139,7 +143,10 @@ def _parked(entry: e.Parked) -> str:
 
 def _epoch_opened(entry: e.EpochOpened) -> str:
     owed = f", owes {entry.owed} committed steps" if entry.owed else ""
-    return f"epoch {entry.epoch} opened on a {entry.disk} disk{owed}: {entry.evidence}"
+    start = f", to be restored from checkpoint {entry.checkpoint}" if entry.checkpoint else ""
+    waits = "; nothing new is fenced before it is whole" if entry.recovering else ""
+    found = f"on a {entry.disk} disk{owed}{start}: {entry.evidence}"
+    return f"epoch {entry.epoch} opened {found}{waits}"
 
 
 _WORDS: Final[dict[type, Callable[[Any], str]]] = {
@@ -183,6 +190,7 @@ _WORDS: Final[dict[type, Callable[[Any], str]]] = {
     e.GoneEntry: lambda x: f"gone: {_why(x.evidence, x.instance)}",
     e.StrayFound: lambda x: f"{x.ref.instance} runs under this name and is nobody's: to be stopped",
     e.StrayGone: lambda x: f"nobody's {x.ref.instance} is gone: {x.evidence}",
+    **recovery_words.WORDS,
     d.Refused: lambda x: (
         f"{x.command} {x.id} refused: {_why(x.reason, x.detail)}"
         + (f" in {x.field}" if x.field else "")
