@@ -1,9 +1,9 @@
 """
 `fencepost demo`: the counterexamples, on real processes, with a real clock and real kill -9.
 
-Act 2 is in `demo_release`. Act 1: a patch is sent, the sandbox answers 200, the sandbox is
-reclaimed with its disk, and only then does the 200 arrive. First a planner as most are, then
-Fencepost.
+Act 2 is in `demo_release`, act 3 in `demo_recovery`. Act 1: a patch is sent, the sandbox answers
+200, the sandbox is reclaimed with its disk, and only then does the 200 arrive. First a planner as
+most are, then Fencepost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from fencepost.client import cli, demo_release, plain_sandbox, timeline, ulid
+from fencepost.client import cli, demo_recovery, demo_release, plain_sandbox, timeline, ulid
 from fencepost.client.client import Client, StepHandle
 from fencepost.client.errors import ToolFailedError
 from fencepost.client.outcome import StepOutcome
@@ -45,6 +45,19 @@ EPOCH: Final = 7
 _PATIENCE_S: Final = 20.0
 _HOLD_MS: Final = 15_000
 
+LATE: Final = (
+    "\nThe same 200, twice. One planner believed it. The other asked which disk it spoke of,"
+    "\nand committed only what the live one holds."
+)
+RELEASED: Final = (
+    "\nNot known to be gone is not gone: the first answer said so, the release went on by itself,"
+    "\nand every change of the verdict was told."
+)
+RECOVERED: Final = (
+    "\nA committed step stays committed, and a new disk lacks it: so it gets the checkpoint back,"
+    "\nand what came after it, step by step, before anything new is written."
+)
+
 Say = Callable[[str], None]
 
 
@@ -56,6 +69,12 @@ async def play(*, as_json: bool, keep: bool, out: Console, err: Console) -> bool
     def say(text: str) -> None:
         if not as_json:
             out.print(text)
+
+    def tell(report: dict[str, Any], moral: str) -> None:
+        if as_json:
+            cli.emit(report)
+        else:
+            say(moral)
 
     succeeded = False
     try:
@@ -71,19 +90,14 @@ async def play(*, as_json: bool, keep: bool, out: Console, err: Console) -> bool
             report, succeeded = await _fencepost(stack, say, out if not as_json else None)
             report = {"act": 1, "naive": naive, **report, "set_up_s": round(set_up_s, 2)}
             succeeded = succeeded and naive == {"stored": "success", "file_present": False}
-            if as_json:
-                cli.emit(report)
-            else:
-                say(_moral(succeeded))
+            tell(report, _moral(succeeded, LATE))
             async with await Client.connect(stack.nats.url, name="fencepost-demo") as client:
-                report, released = await demo_release.play(client, say)
+                for act, moral in ((demo_release, RELEASED), (demo_recovery, RECOVERED)):
+                    report, went_well = await act.play(client, say)
+                    tell(report, _moral(went_well, moral))
+                    succeeded = succeeded and went_well
         finally:
             await stack.stop()
-        if as_json:
-            cli.emit(report)
-        else:
-            say(_moral_of_release(released))
-        succeeded = succeeded and released
     finally:
         if keep:
             err.print(f"kept: {folder}")
@@ -92,21 +106,9 @@ async def play(*, as_json: bool, keep: bool, out: Console, err: Console) -> bool
     return succeeded
 
 
-def _moral(succeeded: bool) -> str:
+def _moral(succeeded: bool, moral: str) -> str:
     if succeeded:
-        return (
-            "\nThe same 200, twice. One planner believed it. The other asked which disk it spoke"
-            " of,\nand committed only what the live one holds."
-        )
-    return "\n[bold red]This did not go as it must; please report it with the output above.[/]"
-
-
-def _moral_of_release(succeeded: bool) -> str:
-    if succeeded:
-        return (
-            "\nNot known to be gone is not gone: the first answer said so, the release went on by"
-            " itself,\nand every change of the verdict was told."
-        )
+        return moral
     return "\n[bold red]This did not go as it must; please report it with the output above.[/]"
 
 
