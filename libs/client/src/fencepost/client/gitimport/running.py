@@ -153,7 +153,7 @@ class _Sender:
                 # The last word has a disk that holds nothing but what recovery brought back.
                 self._reclaims.begin()
                 await self._reclaims.ended()
-            shown = await _whole(self._client, self._sandbox)
+            shown = await _whole(self._client, self._sandbox, after=self._reclaims.taken_epoch)
         report.reclaims, report.duplicates = self._reclaims.count, echoed()
         return shown
 
@@ -195,13 +195,14 @@ async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _whole(client: Client, sandbox: str) -> dict[str, Any]:
-    """Waits until a live generation holds everything that was committed."""
+async def _whole(client: Client, sandbox: str, *, after: int) -> dict[str, Any]:
+    """Waits until a live generation later than epoch `after` holds all that was committed."""
     try:
         async with asyncio.timeout(WHOLE_S_MAX):
             while True:
                 shown = await client.show(sandbox)
-                if shown["state"] == "live" and not shown["open_steps"]:
+                is_live = shown["state"] == "live" and shown["epoch"] > after
+                if is_live and not shown["open_steps"]:
                     return shown
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError as error:

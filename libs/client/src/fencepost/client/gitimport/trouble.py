@@ -26,6 +26,7 @@ class Reclaims:
         self._sandbox = sandbox
         self._task: asyncio.Task[None] | None = None
         self.count = 0
+        self.taken_epoch = 0
 
     def begin(self) -> None:
         """Begins one, unless the last one still waits for a generation that it could take."""
@@ -41,9 +42,11 @@ class Reclaims:
             while True:
                 # Between two generations there is nothing to take, and nobody who answers.
                 with contextlib.suppress(FencepostError):
-                    if (await self._client.show(self._sandbox))["state"] == "live":
+                    view = await self._client.show(self._sandbox)
+                    if view["state"] == "live" and view["epoch"] > self.taken_epoch:
                         await self._client.fault(self._sandbox, {"do": "reclaim"}, timeout_s=2.0)
                         self.count += 1
+                        self.taken_epoch = view["epoch"]
                         return
                 await asyncio.sleep(_LOOK_S)
 
