@@ -11,7 +11,7 @@ BIN     := $(VENV)/bin
 # One line a stage; a stage that succeeds says nothing more.
 STAGE   := @sh scripts/stage.sh
 
-.PHONY: help setup demo demo-swerex test test-cluster chaos bench lint format types contracts spelling simulate soak lock ci clean
+.PHONY: help setup demo demo-swerex test test-cluster chaos bench lint format types contracts spelling simulate mutants golden soak lock ci clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,8 +55,14 @@ contracts: setup ## what may import what
 spelling: setup ## codespell
 	$(STAGE) "codespell" $(BIN)/codespell
 
-simulate: setup ## RUNS=2000 fresh seeds of the simulator
-	@$(BIN)/python -m fencepost.simulator --runs $(RUNS) $(ARGS)
+simulate: setup ## RUNS=2000 fresh seeds of the simulator; the first one is printed
+	@$(BIN)/fencepost sim --fresh --runs $(RUNS) --jobs $(WORKERS) $(ARGS)
+
+mutants: setup ## break one line at a time: whatever watches over it must notice
+	@$(BIN)/python scripts/kill_mutants.py $(ARGS)
+
+golden: setup ## compare the traces of fixed seeds with the repository's (ARGS=--renew writes them)
+	@$(BIN)/python scripts/golden.py $(ARGS)
 
 soak: setup ## 10,000 steps, 64 sandboxes, 5 services, random reclaims (ARGS=--steps=20000)
 	@$(BIN)/python scripts/soak.py $(ARGS)

@@ -38,6 +38,8 @@ _TONES: Final[dict[str, Tone]] = {
     "create_failed": "bad",
 }
 _RECEIPTS: Final = (e.Committed, e.Compensated, e.Revoked, e.Indeterminate, e.ReceiptRefused)
+# Evidence that an attempt ended without its receipt: what comes of it later is refused.
+_WITHOUT_RECEIPT: Final = ("lost_with_epoch", "carried")
 _FACTS: Final = (e.AssignedEntry, e.Attached, e.StopAnsweredEntry, e.GoneEntry, e.StrayFound)
 
 
@@ -243,6 +245,8 @@ class _Drawing:
                 self._arrow("order", owner, lane)
             case _:
                 pass
+        if isinstance(entry, e.Compensated) and entry.evidence in _WITHOUT_RECEIPT:
+            return
         if isinstance(entry, _RECEIPTS):
             since = self.fenced.get(entry.attempt)
             tone: ArrowTone = "refused" if isinstance(entry, e.ReceiptRefused) else "receipt"

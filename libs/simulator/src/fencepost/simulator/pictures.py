@@ -85,8 +85,9 @@ _OF_RECEIPT: Final = (
     "indeterminate",
     "revoked",
     "receipt_refused",
-    "parked",
 )
+# Evidence that an attempt ended without its receipt: what comes of it later is refused.
+_WITHOUT_RECEIPT: Final = ("lost_with_epoch", "carried")
 _INSTANCE_KINDS: Final = frozenset(
     {"vanishes", "restarts", "restored", "swapped", "stopping", "wrote", "receipt", "marked"}
 )
@@ -542,7 +543,7 @@ class _Drawing:
             self._arrived(
                 ("command", named.get("command", ""), named.get("id", "")), lane, row, "refused"
             )
-        if kind in _OF_RECEIPT:
+        if kind in _OF_RECEIPT and named.get("evidence") not in _WITHOUT_RECEIPT:
             tone: ArrowTone = "refused" if kind == "receipt_refused" else "receipt"
             self._arrived(("receipt", named.get("attempt", "")), lane, row, tone)
         for fact in list(self._sent.get(("fact", sandbox), ())):
