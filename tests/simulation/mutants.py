@@ -7,57 +7,8 @@ Without `dags` the runs have none, and none of the faults that only they have.
 A mutant that survives is a missing checker or a missing fault.
 """
 
-import __future__
-
-import importlib
-import inspect
-import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any
-
-import pytest
-from fencepost.core.sandbox import evolve
-
-CORE = "fencepost.core.sandbox."
-SIMULATOR = "fencepost.simulator."
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    module: str
-    function: str
-    old: str
-    new: str
-    seeds: int = 40
-    faults: tuple[str, ...] = ()
-    dags: bool = False
-    rates: Mapping[str, float] = field(default_factory=dict)
-
-    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Puts the mutated function where the original one is called from."""
-        module = importlib.import_module(self.module)
-        owner: Any = module
-        *path, name = self.function.split(".")
-        for part in path:
-            owner = getattr(owner, part)
-        original = inspect.getattr_static(owner, name)
-        source = textwrap.dedent(inspect.getsource(original))
-        assert source.count(self.old) == 1, f"{self.name}: {self.old!r} is not there once"
-        source = source.replace(self.old, self.new)
-        flags = __future__.annotations.compiler_flag
-        code = compile(source, f"<{self.name}>", "exec", flags=flags)
-        names: dict[str, Any] = {}
-        exec(code, module.__dict__, names)
-        mutated = names[name]
-        monkeypatch.setattr(owner, name, mutated)
-        if isinstance(original, FunctionType) and module is evolve:
-            for kind, function in list(evolve._BY_KIND.items()):
-                if function is original:
-                    monkeypatch.setitem(evolve._BY_KIND, kind, mutated)
-
+from tests.simulation.dag_mutants import DAG_MUTANTS
+from tests.simulation.mutant import CORE, SIMULATOR, Mutant
 
 MUTANTS = (
     Mutant(
@@ -388,4 +339,5 @@ MUTANTS = (
         seeds=400,
         faults=("disk_rolled_back_before_mark", "toolhost_crash_at_point", "channel_cut"),
     ),
+    *DAG_MUTANTS,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fencepost.simulator.gateway import Gateway
@@ -241,7 +241,7 @@ class Chaos:
         sandbox = "" if not known else known[self._one(len(known))].sandbox
         if not sandbox or self.world.rng.random() < 0.3:
             sandbox = f"lost{self.provider.starts}"
-        self._start_foreign(sandbox, DEPLOYMENT)
+        self._start_foreign(sandbox, DEPLOYMENT, like=known)
 
     def _neighbour_started(self) -> None:
         """Another deployment on this account, with the same names for its sandboxes."""
@@ -249,13 +249,20 @@ class Chaos:
         sandbox = known[self._one(len(known))].sandbox if known else "sb0"
         self._start_foreign(sandbox, NEIGHBOUR)
 
-    def _start_foreign(self, sandbox: str, deployment: str) -> None:
+    def _start_foreign(self, sandbox: str, deployment: str, like: Sequence[Instance] = ()) -> None:
+        """`like`: perhaps it has the native id that one of these has at the other authority."""
         if sum(i.stray and i.state == "running" for i in self.provider.instances.values()) > 8:
             return
         create_id = f"foreign{self.provider.starts}"
         labels = {"sandbox": sandbox, "create_id": create_id, "deployment": deployment}
         authority = AUTHORITIES[self._one(len(AUTHORITIES))]
-        instance = self.provider.start(create_id, sandbox, authority, labels)
+        native_id = ""
+        if like and self.world.rng.random() < 0.5:
+            twin = like[self._one(len(like))]
+            authority = AUTHORITIES[1 - AUTHORITIES.index(twin.authority)]
+            native_id = twin.native_id
+            labels["sandbox"] = sandbox = twin.sandbox
+        instance = self.provider.start(create_id, sandbox, authority, labels, native_id)
         instance.stray = True
 
     def _instance(self) -> Instance | None:

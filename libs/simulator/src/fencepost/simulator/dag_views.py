@@ -24,7 +24,7 @@ class AcquisitionView:
 
 
 class DagView:
-    """One DAG as its entries tell it. `answers` maps a cancel to the verdict that it got."""
+    """One DAG as its entries tell it. `answers` maps a cancel to its verdict, `asked` to its time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,6 +32,7 @@ class DagView:
         self.verdict = ""
         self.acquisitions: dict[str, AcquisitionView] = {}
         self.answers: dict[str, str] = {}
+        self.asked: dict[str, int] = {}
 
     @property
     def open_count(self) -> int:
@@ -48,11 +49,14 @@ class DagView:
                 self.acquisitions[entry["acquisition"]].state = "gone"
             case "abandoned":
                 self.acquisitions[entry["acquisition"]].state = "abandoned"
-            case "closed":
+            case "closed" | "cancel_asked":
                 self.closed = True
+                if entry.get("cancel"):
+                    self.asked[entry["cancel"]] = entry["answer_by_ms"]
             case "answered":
                 self.verdict = entry["verdict"]
                 if entry.get("cancel"):
+                    self.asked.pop(entry["cancel"], None)
                     self.answers[entry["cancel"]] = entry["verdict"]
             case "refused":
                 self.answers[entry["id"]] = "refused"

@@ -188,10 +188,17 @@ class Provider:
         return Created(instance.ref)
 
     def start(
-        self, create_id: str, sandbox: str, authority: str, labels: dict[str, str]
+        self,
+        create_id: str,
+        sandbox: str,
+        authority: str,
+        labels: dict[str, str],
+        native_id: str = "",
     ) -> Instance:
-        """Boots something, under a native id that a former thing may have had."""
-        native_id, boot = self._native(authority)
+        """Boots something, under a native id that a former thing may have had, or under this."""
+        boot = 1
+        if not native_id or f"{authority}/{native_id}" in self.instances:
+            native_id, boot = self._native(authority)
         self.starts += 1
         disk = Disk(f"disk-{native_id}" if authority == AUTHORITY else f"disk2-{native_id}.{boot}")
         instance = Instance(
@@ -210,8 +217,11 @@ class Provider:
         if free and self.world.hit("native_id_recycled"):
             former = free[self.world.between(0, len(free) - 1)]
             return former.native_id, former.boot + 1
-        self._natives[authority] = self._natives.get(authority, 0) + 1
-        return f"n{self._natives[authority]}", 1
+        number = self._natives.get(authority, 0) + 1
+        while f"{authority}/n{number}" in self.instances:
+            number += 1
+        self._natives[authority] = number
+        return f"n{number}", 1
 
     def find(self, ref: Ref) -> Instance | None:
         """What a name means now; None where that life of the native id is over."""

@@ -443,9 +443,7 @@ class Simulation:
             waiting += [
                 f"{instance.name}, which is nobody's, still runs"
                 for instance in self.provider.instances.values()
-                if instance.stray
-                and instance.state != "gone"
-                and instance.deployment == DEPLOYMENT
+                if instance.stray and instance.state != "gone" and instance.deployment == DEPLOYMENT
             ]
         if stage == "released":
             for name in self.workload.sandboxes:
