@@ -100,7 +100,7 @@ class Node:
         self.child.send(signal.SIGCONT)
 
     async def stop(self) -> None:
-        await self.child.stop(grace_s=10.0)
+        await self.child.stop(grace_s=2.0)
 
     def wipe(self) -> None:
         """Takes its disk away; it must not run."""
