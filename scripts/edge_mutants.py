@@ -496,8 +496,14 @@ MUTANTS: tuple[EdgeMutant, ...] = (
     EdgeMutant(
         "apply under another epoch than the disk's",
         TOOLHOST,
-        '"no marker on this disk")\n        if marker.epoch != call.epoch:',
-        '"no marker on this disk")\n        if False:',
+        "    def check_fence(self, call):\n        marker = self.read_marker()\n"
+        "        if marker is None:\n            self.last_marker = NO_MARKER\n"
+        '            raise Refusal("no_generation", "no marker on this disk")\n'
+        "        if marker.epoch != call.epoch:\n",
+        "    def check_fence(self, call):\n        marker = self.read_marker()\n"
+        "        if marker is None:\n            self.last_marker = NO_MARKER\n"
+        '            raise Refusal("no_generation", "no marker on this disk")\n'
+        "        if False:\n",
         FENCE_TESTS,
     ),
     EdgeMutant(

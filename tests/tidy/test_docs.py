@@ -52,6 +52,10 @@ def _fault(words: list[str]) -> str | None:
     options |= {name for parameter in command.params for name in parameter.secondary_opts} | {
         "--help"
     }
+    if command.name == "sim":  # passed on
+        from fencepost.simulator.__main__ import command_line
+
+        options |= set(command_line()._option_string_actions)
     for word in words:
         if word == "--":
             return None

@@ -22,7 +22,7 @@ from fencepost.simulator.showing import say
 FRESH_SEEDS = 1 << 40
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=showing.program(), description=__doc__)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, help="run this seed alone, and show its options")
@@ -66,9 +66,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="with --events: keep what was met in this file, and go on from what stands there",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    arguments = parser.parse_args(argv)
-    _check(parser, arguments)
-    return arguments
+    return parser
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -96,7 +94,9 @@ def main(argv: list[str] | None = None) -> int:
     if not __debug__:
         sys.stderr.write("the simulator judges with assertions: run it without -O\n")
         return 2
-    arguments = _arguments(argv)
+    parser = command_line()
+    arguments = parser.parse_args(argv)
+    _check(parser, arguments)
     try:
         if arguments.events is not None:
             return _until(arguments)
