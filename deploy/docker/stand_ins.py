@@ -165,15 +165,15 @@ def python(root: Root) -> list[str]:
     if wheels.is_dir():
         root.tree(wheels, wheels)
     root.libraries(files)
-    more = ("/usr/lib/x86_64-linux-gnu/libstdc++.so.6", "/usr/lib/x86_64-linux-gnu/libgcc_s.so.1")
-    for path in map(Path, more):
-        if path.exists():
+    # What wheels' own programs and modules are linked with, beside what this Python is.
+    for name in ("stdc++.so.6", "gcc_s.so.1", "rt.so.1", "pthread.so.0", "dl.so.2", "util.so.1"):
+        for path in Path("/usr/lib").glob(f"*-linux-gnu/lib{name}"):
             root.file(path)
     for name in (version, "python3", "python"):
         root.link(f"/usr/local/bin/{name}", str(base / "bin" / version))
-    root.file(Path("/etc/ssl/certs/ca-certificates.crt")) if os.path.exists(
-        "/etc/ssl/certs/ca-certificates.crt"
-    ) else None
+    certificates = Path("/etc/ssl/certs/ca-certificates.crt")
+    if certificates.exists():
+        root.file(certificates)
     return ['CMD ["python3"]', "ENV LANG=C.UTF-8"]
 
 
