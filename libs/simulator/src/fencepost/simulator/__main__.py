@@ -15,18 +15,19 @@ import time
 
 import msgspec
 from fencepost.core.errors import RefusedError
-from fencepost.simulator import batches, longrun, progress, runs, showing, stepping
+from fencepost.simulator import batches, longrun, pairs, progress, runs, showing, stepping
 from fencepost.simulator.options import FAULTS, Options, draw
 from fencepost.simulator.showing import say
 
 FRESH_SEEDS = 1 << 40
+RUNS = 100
 
 
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=showing.program(), description=__doc__)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, help="run this seed alone, and show its options")
-    which.add_argument("--runs", type=int, default=100, help="run so many seeds (default 100)")
+    which.add_argument("--runs", type=int, help=f"run so many seeds (default {RUNS})")
     which.add_argument("--events", type=int, help="run seeds until so many events were met")
     which.add_argument(
         "--replay",
@@ -39,6 +40,14 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="step commands per run (default: drawn)")
     parser.add_argument("--faults", help="only these classes, separated by commas; 'none' for none")
     parser.add_argument("--options", help="with --seed: its options as JSON, instead of drawn ones")
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="every fault class alone and every pair of them, --runs times over (default once)",
+    )
+    parser.add_argument(
+        "--part", metavar="K/N", help="with --pairs: every Nth of them, from the Kth"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
     parser.add_argument("--plain", action="store_true", help="with --replay: print, do not step")
@@ -76,6 +85,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         if unknown:
             parser.error(f"no such fault: {', '.join(unknown)}. There are: {', '.join(FAULTS)}")
         arguments.faults = names
+    arguments.parts = _parts(parser, arguments)
     if arguments.fresh and arguments.first is not None:
         parser.error("--fresh and --from: name a first seed, or have one by chance")
     if arguments.resume is not None and arguments.events is None:
@@ -113,6 +123,20 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if summary.failures else 0
 
 
+def _parts(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> tuple[int, int]:
+    """Which part of how many `--part` names."""
+    if arguments.pairs and (arguments.faults is not None or arguments.seed is not None):
+        parser.error("--pairs plans which faults strike: name neither --faults nor --seed")
+    if arguments.part is None:
+        return 1, 1
+    if not arguments.pairs:
+        parser.error("--part goes with --pairs")
+    part, _, parts = arguments.part.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        parser.error(f"--part: expected K/N with 1 <= K <= N, got {arguments.part!r}")
+    return int(part), int(parts)
+
+
 def _whole(seed: int, arguments: argparse.Namespace) -> str:
     """The command that has the run of a seed again as it was, drawn options and all."""
     words = [showing.program(), "--seed", str(seed)]
@@ -126,7 +150,10 @@ def _whole(seed: int, arguments: argparse.Namespace) -> str:
 
 
 def _show(report: runs.Report, arguments: argparse.Namespace) -> None:
-    whole = _whole(report.seed, arguments)
+    if arguments.pairs:
+        whole = showing.command_of(report.seed, report.options)
+    else:
+        whole = _whole(report.seed, arguments)
     showing.failure(report, save=arguments.save, draw=arguments.draw, whole=whole)
 
 
@@ -175,11 +202,19 @@ def _replay(seed: int, options: Options, arguments: argparse.Namespace) -> int:
     return 1 if summary.failures else 0
 
 
-def _many(arguments: argparse.Namespace) -> batches.Summary:
-    jobs = [
+def _jobs(arguments: argparse.Namespace) -> list[batches.Job]:
+    if arguments.pairs:
+        part, parts = arguments.parts
+        return pairs.plan(arguments.runs or 1, first=arguments.first, part=part, parts=parts)
+    first = arguments.first
+    return [
         batches.Job(seed, arguments.faults, arguments.steps)
-        for seed in range(arguments.first, arguments.first + arguments.runs)
+        for seed in range(first, first + (RUNS if arguments.runs is None else arguments.runs))
     ]
+
+
+def _many(arguments: argparse.Namespace) -> batches.Summary:
+    jobs = _jobs(arguments)
     with progress.shown(runs=len(jobs)) as tell:
         return batches.run_many(jobs, processes=arguments.jobs, progress=tell)
 
@@ -234,6 +269,9 @@ def _finish(
             "failed_seeds": seeds,
             "faults": summary.faults,
             "checks": summary.checks,
+            "coverage": summary.coverage,
+            "planned": len(summary.together),
+            "never_together": summary.never_together(),
         }
         say(msgspec.json.encode(said).decode())
 

@@ -24,7 +24,7 @@ class AcquisitionView:
 
 
 class DagView:
-    """One DAG as its entries tell it. `answers` maps a cancel to its verdict, `asked` to its time."""
+    """One DAG as its entries tell it. `answers` and `asked`: cancels to verdicts and bounds."""
 
     def __init__(self, name: str) -> None:
         self.name = name
