@@ -38,6 +38,7 @@ class GatewaySettings(settings.Settings):
     `sandbox_root`: the folder of the `process` provider's sandboxes; gateways of one host that
     share it can all reach them. `deployment` keeps two deployments on one root apart.
     `swerex_pool`: the folder that names SWE-ReX servers; without it that provider is not offered.
+    `process`: whether sandboxes on this host, of the provider `process`, are offered.
     `docker`: a Docker engine's address (`unix:///…`, `tcp://…`), or `default` for the one that the
     docker command uses; empty: not offered. `docker_image` is taken where a spec names none,
     `docker_network` is the network of sandboxes that ask for one.
@@ -53,6 +54,7 @@ class GatewaySettings(settings.Settings):
     deployment: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}\z")
     isolate: bool = True
     swerex_pool: Path | None = None
+    process: bool = True
     docker: str = ""
     docker_image: str = "python:3.11-slim"
     docker_network: str = "bridge"
