@@ -3,7 +3,7 @@ Fetches the wheels that the image needs into `deploy/docker/wheels`, for a build
 
     python deploy/docker/wheels.py
 
-For the Python that runs this, which must be of the image's version. Does nothing when they are there.
+For the Python that runs this, which must be of the image's version; nothing when they are there.
 """
 
 import hashlib

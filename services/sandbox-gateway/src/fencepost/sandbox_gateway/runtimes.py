@@ -22,13 +22,20 @@ async def open_providers(config: GatewaySettings) -> dict[str, Provider]:
 
     Raises `RefusedError` on a wrong setting, `RetryLaterError` when the disk cannot be used now.
     """
-    made: list[Provider] = [_process(config)]
+    made: list[Provider] = [_process(config)] if config.process else []
     if config.docker:
         made.append(await _docker(config))
     if config.swerex_pool is not None:
         made.append(_swerex(config))
     if config.kubernetes_cluster:
         made.append(await _kubernetes(config))
+    if not made:
+        raise RefusedError(
+            "bad_setting",
+            "FENCEPOST_PROCESS: off, and no other provider is set (FENCEPOST_DOCKER,"
+            " FENCEPOST_SWEREX_POOL, FENCEPOST_KUBERNETES_CLUSTER)",
+            field="process",
+        )
     return {provider.traits.name: provider for provider in made}
 
 
