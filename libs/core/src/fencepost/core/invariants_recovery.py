@@ -102,6 +102,9 @@ class RecoveryJudge:
     def _attached(self, sandbox: _Sandbox, entry: e.Attached) -> None:
         sandbox.session = entry.session
 
+    def _epoch_closed(self, sandbox: _Sandbox, _entry: e.EpochClosed) -> None:
+        sandbox.session = sandbox.taking = ""
+
     def _releasing(self, sandbox: _Sandbox, entry: e.Releasing) -> None:
         """Nothing is owed to what is being released; what is left of it ends by itself."""
         self._sandboxes[entry.sandbox] = _Sandbox(
@@ -310,6 +313,7 @@ _JUDGES: dict[type, Callable[[RecoveryJudge, _Sandbox, Any], None]] = {
     e.Created: RecoveryJudge._created,
     e.EpochOpened: RecoveryJudge._epoch_opened,
     e.Attached: RecoveryJudge._attached,
+    e.EpochClosed: RecoveryJudge._epoch_closed,
     e.Releasing: RecoveryJudge._releasing,
     e.Parked: RecoveryJudge._parked,
     e.Fenced: RecoveryJudge._fenced,

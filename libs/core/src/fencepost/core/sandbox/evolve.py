@@ -171,6 +171,8 @@ def _epoch_closed(state: SandboxShard, entry: e.EpochClosed, _place: Place, now_
     sandbox.open = False
     sandbox.session = ""
     sandbox.marking = None
+    # What was asked for is begun anew on the next disk, what policy wanted perhaps not.
+    sandbox.checkpointing = None
     sandbox.waiting_since_ms = now_ms
     _note_busy(state, sandbox)
 
