@@ -72,7 +72,7 @@ def works(families: list[str], words: list[str]) -> list[Work]:
 def kill(work: Work) -> Result:
     try:
         return _kill(work)
-    except LookupError as error:
+    except (LookupError, AssertionError) as error:  # not what the mutant says is there
         return Result(work.family, work.name, "not run", False, str(error))
 
 
