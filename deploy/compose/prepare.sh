@@ -1,6 +1,7 @@
 #!/bin/sh
-# Writes deploy/compose/.env: fresh secrets, and which group the engine's socket belongs to.
-# What is there already stays.
+# Writes .env (fresh secrets, and which group the engine's socket belongs to), and beside it the NATS
+# users: permissions and password hashes for the server, a credentials file for each service. Needs
+# the image. What is there already stays.
 set -eu
 cd "$(dirname "$0")"
 
@@ -22,3 +23,10 @@ keep POSTGRES_PASSWORD "$(secret)"
 keep GRAFANA_PASSWORD "$(secret)"
 keep DOCKER_SOCKET "$socket"
 keep DOCKER_GID "$(stat -c %g "$socket" 2>/dev/null || stat -f %g "$socket")"
+
+# As root, so that the server's half is the server's alone and each other half is its service's.
+docker run --rm --user 0:0 --network none \
+    --volume "$PWD/nats:/nats" --volume "$PWD/credentials:/credentials" \
+    "${FENCEPOST_IMAGE:-fencepost:latest}" sh -c '
+        fencepost deploy nats --out /nats --credentials /credentials >/dev/null
+        chown 10001:10001 /credentials/*.credentials'
