@@ -142,7 +142,11 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
         "limits.DEADLINE_MS_MIN <= deadline <= limits.DEADLINE_MS_MAX",
         "deadline <= limits.DEADLINE_MS_MAX",
     ),
-    ("admission.py", 'if command.commit_after != "receipt":', "if False:"),
+    (
+        "admission.py",
+        'if command.commit_after != "receipt" and command.effect == "external":',
+        "if False:",
+    ),
     ("admission.py", "if not sandbox.live:", "if False:"),
     ("admission.py", "if sandbox.parked or sandbox.requeued:", "if sandbox.requeued:"),
     ("admission.py", "len(sandbox.fenced) >= limits.OPEN", "len(sandbox.fenced) > limits.OPEN"),

@@ -158,7 +158,7 @@ MUTANTS = (
         "owe nothing on a cold disk",
         CORE + "life",
         "_found",
-        'owed=sandbox.owed if disk != "warm" else 0',
+        'owed=sandbox.owed if disk != "warm" or recovers else 0',
         "owed=0",
         faults=("sandbox_preempted",),
     ),
