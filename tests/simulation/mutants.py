@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "owe nothing on a cold disk",
         CORE + "life",
-        "_found",
+        "_opened",
         'owed=sandbox.owed if disk != "warm" or recovers else 0',
         "owed=0",
         faults=("sandbox_preempted",),
