@@ -28,6 +28,9 @@ import pytest
 from fencepost.client.client import Client
 from fencepost.client.stack import Stack
 from fencepost.client.verify import Report, verify
+from fencepost.contracts.grants import Role
+from fencepost.runtime import access
+from fencepost.runtime.link import Link
 
 HEARTBEAT_MS = 150
 LEASE_MS = 1_000
@@ -43,6 +46,20 @@ class RunningStack(Stack):
 
     async def client(self, **options: Any) -> Client:
         return await Client.connect(self.nats.url, wait_s=10, **options)
+
+    async def link_as(self, role: Role) -> Link:
+        """A connection of one of the deployment's users."""
+        who = access.read(str(self.credentials[role]))
+        return await Link.connect(self.nats.url, name=f"as-{role}", access=who)
+
+    def denials(self) -> list[str]:
+        """What the server's permissions refused the services: nothing, if the table is right."""
+        return [
+            line
+            for log in sorted((self.data / "log").glob("*.log"))
+            for line in log.read_text(errors="replace").splitlines()
+            if '"event": "denied"' in line
+        ]
 
     async def verify(self) -> Report:
         """Folds and checks the ledger, by a client of its own."""
@@ -86,25 +103,31 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 async def start_stack(request: pytest.FixtureRequest) -> AsyncIterator[StartStack]:
     """
     Starts stacks: `planners`, `gateways`, `postgres`, `others`, `shards`, `sync_always`,
-    `environment` (added to `QUICK`).
+    `environment` (added to `QUICK`), `kind` (a `RunningStack` of the test's own).
+
+    A service that was denied anything by the server's permissions fails the test.
     """
     stacks: list[RunningStack] = []
     request.node.stacks = stacks
     folders: list[Path] = []
 
-    async def start(*, environment: dict[str, str] | None = None, **options: Any) -> RunningStack:
+    async def start(
+        *,
+        environment: dict[str, str] | None = None,
+        kind: type[RunningStack] = RunningStack,
+        **options: Any,
+    ) -> RunningStack:
         folder = Path(tempfile.mkdtemp(prefix="fencepost-test-"))
         folder.chmod(0o755)
         folders.append(folder)
         options = {"postgres": False, "others": False, **options}
-        stack = await RunningStack.start(
-            folder, environment={**QUICK, **(environment or {})}, **options
-        )
+        stack = await kind.start(folder, environment={**QUICK, **(environment or {})}, **options)
         stacks.append(stack)
         return stack
 
     yield start
     left = []
+    denied = [line for stack in stacks for line in stack.denials()]
     for stack in stacks:
         for service in stack.services.values():
             if service.is_running:
@@ -114,6 +137,7 @@ async def start_stack(request: pytest.FixtureRequest) -> AsyncIterator[StartStac
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"still running: {left}"
+    assert not denied, "\n".join(denied[:20])
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fencepost.client import Client, ledger
-from fencepost.contracts import streams, subjects
+from fencepost.client import Client, ledger, users
+from fencepost.contracts import authorization, grants, streams, subjects
 from fencepost.contracts.messages import Batch
 from fencepost.core import ids
+from fencepost.runtime.access import Access
+from fencepost.runtime.link import DeniedError, Link, stream_info
 
-from tests.acceptance.conftest import RunningStack
+from tests.acceptance.conftest import RunningStack, StartStack
 
 
 async def _two_steps(stack: RunningStack, client: Client) -> None:
@@ -22,7 +24,22 @@ async def _two_steps(stack: RunningStack, client: Client) -> None:
         await planner.stop()
 
 
-async def _forge(client: Client, change: dict[str, Any]) -> None:
+class RootedStack(RunningStack):
+    """Its server has a user that may do anything, as whoever configures one can make."""
+
+    def _make_users(self, *, demand_credentials: bool) -> str:
+        found = super()._make_users(demand_credentials=demand_credentials)
+        path = self.data / "nats" / users.AUTHORIZATION
+        everything = 'permissions: { publish: ">", subscribe: ">" }'
+        root = f'{{ user: root, password: "root", {everything} }}'
+        operator = f"{{ user: operator, password: ${authorization.variable('operator')} }}"
+        text = path.read_text()
+        assert operator in text
+        path.write_text(text.replace(operator, f"{operator}\n      {root}"))
+        return found
+
+
+async def _forge(stack: RunningStack, client: Client, change: dict[str, Any]) -> None:
     """Appends the last batch that committed once more, changed, as nobody but a planner may."""
     shard = ids.shard_of("box", client.shards)
     recorded = [found async for found in ledger.batches(client.link, shard)]
@@ -40,16 +57,19 @@ async def _forge(client: Client, change: dict[str, Any]) -> None:
         },
     )
     assert isinstance(batch, Batch)
-    await client.link.nc.jetstream().publish(
-        subjects.ledger("sandbox", shard), msgspec.json.encode(batch)
+    planner = await stack.link_as("planner")
+    answer = await planner.call(
+        subjects.ledger("sandbox", shard), msgspec.json.encode(batch), timeout_s=5
     )
+    assert b'"seq"' in answer.data
+    await planner.close()
 
 
 async def test_a_batch_that_no_planner_decided_is_found(stack: RunningStack) -> None:
     async with await stack.client() as client:
         await _two_steps(stack, client)
         assert (await stack.verify()).violations == [], "the control"
-        await _forge(client, {})
+        await _forge(stack, client, {})
     report = await stack.verify()
     assert not report.is_clean
     assert {found.seq for found in report.violations} == {(await _last(stack))}
@@ -61,30 +81,34 @@ async def test_a_batch_that_no_planner_decided_is_found(stack: RunningStack) -> 
 async def test_a_wrong_frame_is_named(stack: RunningStack, change: dict[str, Any]) -> None:
     async with await stack.client() as client:
         await _two_steps(stack, client)
-        await _forge(client, {"entries": msgspec.Raw(b"[]")})
+        await _forge(stack, client, {"entries": msgspec.Raw(b"[]")})
         assert (await stack.verify()).violations == [], "the control: an empty batch is allowed"
-        await _forge(client, {"entries": msgspec.Raw(b"[]"), **change})
+        await _forge(stack, client, {"entries": msgspec.Raw(b"[]"), **change})
     report = await stack.verify()
     assert {found.invariant for found in report.violations} == {"I8"}
 
 
 async def test_s214_a_ledger_that_was_cut_by_its_configuration_is_not_clean(
-    stack: RunningStack,
+    start_stack: StartStack,
 ) -> None:
+    stack = await start_stack(kind=RootedStack)
     async with await stack.client() as client:
         await _two_steps(stack, client)
         assert (await stack.verify()).is_clean
         before = await ledger.history(client.link)
-        jetstream = client.link.nc.jetstream()
-        info = await jetstream.stream_info(streams.LEDGER)
-        config = msgspec.json.decode(
-            (await client.link.call(f"$JS.API.STREAM.INFO.{streams.LEDGER}", b"", timeout_s=5)).data
-        )["config"]
-        config |= {"max_msgs": info.state.messages - 1, "discard": "old"}
-        answer = await client.link.call(
-            f"$JS.API.STREAM.UPDATE.{streams.LEDGER}", msgspec.json.encode(config), timeout_s=5
+        root = await Link.connect(
+            stack.nats.url, name="root", access=Access(user="root", password="root")
         )
-        assert b'"error"' not in answer.data
+        info = await stream_info(root, streams.LEDGER)
+        config = {**info.config, "max_msgs": info.state.messages - 1, "discard": "old"}
+        for role in grants.ROLES:
+            link = await stack.link_as(role)
+            with pytest.raises(DeniedError):
+                await link.api(f"STREAM.UPDATE.{streams.LEDGER}", config)
+            await link.close()
+        answer = await root.api(f"STREAM.UPDATE.{streams.LEDGER}", config)
+        assert b'"error"' not in answer
+        await root.close()
         assert (await ledger.history(client.link)).messages < before.messages
     report = await stack.verify()
     assert not report.is_clean

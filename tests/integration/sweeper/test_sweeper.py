@@ -25,6 +25,8 @@ from fencepost.core.shard_messages import Hold
 from fencepost.core.steps import SandboxSpec
 from fencepost.core.sweeping import Report
 from fencepost.providers.process import ProcessProvider
+from fencepost.runtime import access
+from fencepost.runtime.link import Link
 from fencepost.runtime.outbox import Envelope
 
 WAIT_S = 60.0
@@ -213,7 +215,10 @@ async def test_s131_s183_a_holder_whose_dag_is_unknown_is_let_go_once() -> None:
             body=msgspec.Raw(msgspec.json.encode(hold)),
         )
         subject = subjects.message("sandbox", ids.shard_of("orphan", SHARDS))
-        await client.link.call(subject, msgspec.json.encode(envelope), timeout_s=5)
+        tracker = access.read(str(found.stack.credentials["tracker"]))
+        forging = await Link.connect(found.stack.nats.url, name="as-tracker", access=tracker)
+        await forging.call(subject, msgspec.json.encode(envelope), timeout_s=5)
+        await forging.close()
 
         await found.until_in_ledger("orphan", "gone")
         await found.ticks(4)
