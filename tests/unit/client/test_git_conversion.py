@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fencepost.client import cli
 from fencepost.client.gitimport import convert, diffs, trees
 from fencepost.client.gitimport.commits import converted, files_of
 from fencepost.client.gitimport.repository import GitError, Order, Repository
 from fencepost.core import tools
 from fencepost.core.errors import RefusedError
+from typer.testing import CliRunner
 
 from tests import git_histories
 from tests.unit.toolhost.driver import Disk, Toolhost
@@ -255,3 +257,14 @@ def test_a_content_that_no_sandbox_takes_is_refused_by_name(
     with pytest.raises(RefusedError, match="big") as refused:
         convert.phases([entry], {"2": b"\0\0\0\0"}, convert.Paths())
     assert refused.value.reason == "too_large"
+
+
+def test_the_command_looks_before_it_starts_anything(history: Path, tmp_path: Path) -> None:
+    for words, field in (
+        ([str(history), "--rev", "nothing"], "--rev"),
+        ([str(history), "--order", "any"], "--order"),
+        ([str(tmp_path)], "REPO"),
+    ):
+        found = CliRunner().invoke(cli.app, ["import-git", *words])
+        assert isinstance(found.exception, RefusedError)
+        assert found.exception.field == field

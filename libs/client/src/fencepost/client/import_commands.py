@@ -76,6 +76,7 @@ def import_git(
         repository=repository, limit=limit, revision=rev, order=cast("Order", order)
     )
 
+    running.check(history)
     trouble = running.Trouble(
         reclaim_mean=reclaim_mean,
         duplicates=duplicates,

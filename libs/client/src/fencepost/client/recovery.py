@@ -140,6 +140,10 @@ class RecoveryCalls:
         Gives what `show` says then. Raises `RefusedError`.
         """
         commands.require_id("claim", claim)
+        if claim not in (await self.show(sandbox))["claims"]:
+            raise RefusedError(
+                "unknown_claim", f"claim: no claim {claim!r} keeps {sandbox}", field="claim"
+            )
 
         def unclaimed(view: dict[str, Any]) -> dict[str, Any] | None:
             return view if claim not in view["claims"] else None

@@ -82,6 +82,12 @@ class Report(msgspec.Struct, kw_only=True):
         return self.tree_found == self.tree_expected and self.verify == "clean"
 
 
+def check(history: History) -> None:
+    """Raises `RefusedError` where there is no such repository, or no such revision in it."""
+    with Repository(history.repository) as repository:
+        repository.commits(history.revision, limit=1, order=history.order)
+
+
 async def run(
     client: Client,
     history: History,
