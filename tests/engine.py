@@ -2,22 +2,29 @@
 A Docker engine for tests: one of our own where it can be started, else the one that answers.
 
 One of our own gets stand-ins for the images that cannot be pulled; another's engine is never given
-any. `FENCEPOST_TEST_ENGINE=none` does without.
+any. One test run at a time has it: another one does without, or waits for
+`FENCEPOST_TEST_ENGINE_WAIT` seconds. `FENCEPOST_TEST_ENGINE=none` does without in any case.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "deploy" / "docker" / "engine.sh"
 STAND_INS = ROOT / "deploy" / "docker" / "stand_ins.py"
 HOME = Path("/var/tmp/fencepost-engine")
 PYTHON, NATS, POSTGRES = "python:3.11-slim", "nats:2.15-alpine", "postgres:18-alpine"
+
+
+_held: list[IO[str]] = []
 
 
 class NoEngineError(Exception):
@@ -62,6 +69,7 @@ def start() -> Engine:
     """Finds or starts an engine, with the images that tests name. Raises `NoEngineError`."""
     if os.environ.get("FENCEPOST_TEST_ENGINE") == "none":
         raise NoEngineError("FENCEPOST_TEST_ENGINE=none")
+    _take_turn()
     done = _engine_script("start")
     if done.returncode == 0:
         engine = Engine(done.stdout.strip().removeprefix("DOCKER_HOST="), is_own=True)
@@ -80,8 +88,17 @@ def start() -> Engine:
             stop(engine)
             raise NoEngineError(f"the stand-ins cannot be made: {made.stderr.strip()[-300:]}")
         return engine
+    if (found := answering()) is not None:
+        return found
+    raise NoEngineError(done.stderr.strip() or "no engine answers")
+
+
+def answering() -> Engine | None:
+    """An engine that somebody else runs, once it has the images that tests name."""
     for host in filter(None, (os.environ.get("DOCKER_HOST"), "unix:///var/run/docker.sock")):
         engine = Engine(host, is_own=False)
+        if host.endswith(f"{HOME}/docker.sock"):
+            continue  # one of our own, of another run
         try:
             engine.docker("version", seconds=20)
             for image in (PYTHON, NATS, POSTGRES):
@@ -90,13 +107,32 @@ def start() -> Engine:
         except (AssertionError, OSError, subprocess.SubprocessError):
             continue
         return engine
-    raise NoEngineError(done.stderr.strip() or "no engine answers")
+    return None
 
 
 def stop(engine: Engine) -> None:
     """Stops what `start` started."""
     if engine.is_own:
         _engine_script("stop")
+        while _held:
+            _held.pop().close()
+
+
+def _take_turn() -> None:
+    HOME.mkdir(mode=0o711, parents=True, exist_ok=True)
+    turn = (HOME / "turn").open("w")
+    until = time.monotonic() + float(os.environ.get("FENCEPOST_TEST_ENGINE_WAIT", "0"))
+    while True:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= until:
+                turn.close()
+                raise NoEngineError("another test run has it") from None
+            time.sleep(0.5)
+        else:
+            _held.append(turn)
+            return
 
 
 def _engine_script(word: str) -> subprocess.CompletedProcess[str]:

@@ -1,9 +1,9 @@
 """
 Real servers for the integration tests: containers where a Docker engine answers, else the wheels'.
 
-`FENCEPOST_TEST_SERVERS` (`docker` or `wheels`) decides, where it is set. Both forms have `url` (or
-`dsn`); only the embedded ones can be killed and started again, so tests that need this ask for
-`embedded_nats`.
+`FENCEPOST_TEST_SERVERS` decides, where it is set: `docker`, `wheels`, or `auto`, which starts an
+engine where none answers and one can be started. Both forms have `url` (or `dsn`); only the
+embedded ones can be killed and started again, so tests that need this ask for `embedded_nats`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ def engine(any_engine: engines.Engine | str) -> engines.Engine:
 def server_engine(request: pytest.FixtureRequest) -> engines.Engine | None:
     """The engine that NATS and PostgreSQL run on, or None: then the wheels' are started."""
     asked = os.environ.get("FENCEPOST_TEST_SERVERS", "")
-    assert asked in ("", "docker", "wheels"), "FENCEPOST_TEST_SERVERS: expected docker or wheels"
+    assert asked in ("", "auto", "docker", "wheels"), (
+        "FENCEPOST_TEST_SERVERS: expected auto, docker or wheels"
+    )
     if asked == "wheels":
         return None
+    if asked == "":
+        return engines.answering()
     found: engines.Engine | str = request.getfixturevalue("any_engine")
     if isinstance(found, engines.Engine):
         return found
