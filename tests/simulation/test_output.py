@@ -127,6 +127,43 @@ def test_other_sandboxes_and_steps_are_left_out_of_a_violation() -> None:
     assert pictures.relevant(calm) == calm
 
 
+def test_a_dag_is_a_column_and_its_violation_stands_in_it() -> None:
+    dag = [
+        trace.line(9, 9, "command", "dag", "d0", "q1", '{"do":"open","nodes":[]}'),
+        trace.line(10, 10, "ledger", "1@dag0", "term_opened", "term=1", "owner=t0"),
+        trace.line(11, 11, "ledger", "2@dag0", "opened", "dag=d0"),
+        trace.line(12, 12, "ledger", "9@0", "holder_added", "sandbox=sb0", "dag=d0"),
+        trace.line(13, 13, "ledger", "2@dag1", "opened", "dag=d1"),
+        trace.line(14, 14, "swept", "sw0", "sim", "held=1"),
+        trace.line(15, 15, "swept", "sw0", "sim", "proposed=1"),
+        trace.line(16, 16, "ledger", "3@dag0", "answered", "dag=d0", "verdict=confirmed"),
+        trace.line(16, 16, "VIOLATED", "I4", "d0 answered confirmed while n1.b1 runs"),
+    ]
+    picture = _picture([*LATE[:9], *dag])
+    bands = [(b.lane, b.label) for b in picture.bands if b.tone == "dag"]
+    assert sorted(bands) == [("dag d0", "confirmed"), ("dag d0", "open"), ("dag d1", "open")]
+    (row,) = [row for row in picture.rows if row.tone == "violation"]
+    assert row.lane == "dag d0"
+    texts = [row.text for row in picture.rows]
+    assert "swept sw0 sim proposed=1" in texts
+    assert "swept sw0 sim held=1" not in texts
+    assert "opened dag=d1  [2@dag1]" not in texts
+
+
+def test_one_native_id_under_two_authorities_is_two_things() -> None:
+    lines = [
+        *LATE[:9],
+        trace.line(9, 9, "boots", "n1.b1~other", "for", "foreign1"),
+        trace.line(10, 10, "vanishes", "n1.b1~other"),
+        trace.line(11, 11, "restarts", "n1.b2"),
+    ]
+    picture = _picture(lines)
+    disks = [(b.label, b.lane, b.first, b.last) for b in picture.bands if b.tone == "disk"]
+    assert ("n1.b1", "sb0", 6, 11) in disks
+    assert ("n1.b2", "sb0", 11, 11) in disks
+    assert ("n1.b1~other", "foreign1", 9, 10) in disks
+
+
 def test_a_whole_run_can_be_drawn_and_nothing_is_fetched() -> None:
     picture = _picture(runs.run(7, tracing=True).trace, rows_max=100_000)
     drawn = drawing.svg(picture)

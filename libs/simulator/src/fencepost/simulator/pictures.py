@@ -107,7 +107,7 @@ def of_trace(
     return Picture(
         title=title,
         notes=list(notes),
-        lanes=names.lanes(names.violated(told)),
+        lanes=names.lanes(names.violated(told), names.violated_dags(told)),
         rows=drawing.rows,
         bands=drawing.bands_at_the_end(),
         arrows=drawing.arrows,
@@ -132,6 +132,8 @@ def _about(told: Sequence[Told], names: _Names) -> list[int]:
         if (not sandboxes or names.sandbox_of(one) in (None, *sandboxes))
         and (not steps or names.step_of(one) in (None, *steps))
         and (not dags or names.dag_of(one) in (None, *dags))
+        # A sweep that proposed nothing changed nothing.
+        and (not sandboxes or one.kind != "swept" or "proposed" in one.text)
     ]
 
 
@@ -318,13 +320,13 @@ class _Names:
                     return name
                 return self.sandbox_of(one) or ""
 
-    def lanes(self, about: Collection[str] = ()) -> list[Lane]:
-        """All columns; of the sandboxes only those in `about`, when it names some."""
+    def lanes(self, about: Collection[str] = (), dags: Collection[str] = ()) -> list[Lane]:
+        """All columns; of sandboxes and DAGs only those in `about` and `dags`, if these name any."""
         return [
             Lane(CLIENTS, "clients", "client"),
             *(Lane(name, _title(name), "owner") for name in sorted(self.owners)),
             *(Lane(name, f"gateway {name}", "gateway") for name in sorted(self.gateways)),
-            *(Lane(f"dag {name}", f"DAG {name}", "sandbox") for name in sorted(self.dags)),
+            *(Lane(f"dag {name}", f"DAG {name}", "sandbox") for name in sorted(dags or self.dags)),
             *(Lane(name, f"sandbox {name}", "sandbox") for name in sorted(about or self.sandboxes)),
         ]
 
