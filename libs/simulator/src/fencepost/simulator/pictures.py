@@ -321,7 +321,7 @@ class _Names:
                 return self.sandbox_of(one) or ""
 
     def lanes(self, about: Collection[str] = (), dags: Collection[str] = ()) -> list[Lane]:
-        """All columns; of sandboxes and DAGs only those in `about` and `dags`, if these name any."""
+        """All columns; of sandboxes and DAGs those in `about` and `dags`, where these name any."""
         return [
             Lane(CLIENTS, "clients", "client"),
             *(Lane(name, _title(name), "owner") for name in sorted(self.owners)),
