@@ -11,7 +11,7 @@ BIN     := $(VENV)/bin
 # One line a stage; a stage that succeeds says nothing more.
 STAGE   := @sh scripts/stage.sh
 
-.PHONY: help setup demo demo-swerex test test-cluster chaos bench lint format types contracts spelling simulate mutants golden soak lock ci clean
+.PHONY: help setup demo demo-swerex test test-cluster test-compose chaos bench lint format types contracts spelling simulate mutants golden soak lock ci clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,9 @@ test: lint types contracts spelling ## every check, then every test
 
 test-cluster: setup ## three nats-servers, streams at R3, nodes lost (ARGS=--long: again and again)
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)
+
+test-compose: setup ## docker-compose for real: up, load, scale, kill, restart, down (skips without an engine)
+	@$(BIN)/python -m pytest tests/integration/test_compose.py -n 0 -rs $(ARGS)
 
 chaos: setup ## real faults on real processes (ARGS="--seconds=300 --seed=7 --cluster")
 	@$(BIN)/python -m scripts.chaos $(ARGS)

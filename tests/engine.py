@@ -56,7 +56,8 @@ class Engine:
             stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0 or not check, f"docker {' '.join(words)}: {done.stderr}"
-        return done.stdout.strip()
+        # What a container wrote to standard error comes out as `docker logs` own.
+        return (done.stdout + done.stderr if words[0] == "logs" else done.stdout).strip()
 
     def script(self, word: str) -> None:
         """What `engine.sh` can do to an engine of our own: restart, kill, start, stop."""
