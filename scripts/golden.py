@@ -62,8 +62,8 @@ def under(python: str, seeds: tuple[int, ...]) -> tuple[str, dict[int, str]]:
 
 def main() -> None:
     if ASKED in sys.argv:
-        found = {seed: digest(int(seed)) for seed in sys.argv[2:]}
-        print(json.dumps({"python": platform.python_version(), "digests": found}))
+        digests = {seed: digest(int(seed)) for seed in sys.argv[2:]}
+        print(json.dumps({"python": platform.python_version(), "digests": digests}))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", action="store_true")

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(ROOT))
 
-import edge_mutants  # noqa: E402
-import mutants as core_mutants  # noqa: E402
 import pytest  # noqa: E402
 from fencepost.simulator import runs  # noqa: E402
 
+from scripts import edge_mutants  # noqa: E402
+from scripts import mutants as core_mutants  # noqa: E402
 from tests.simulation import mutants as simulator_mutants  # noqa: E402
 from tests.simulation import test_mutants as simulator_tests  # noqa: E402
 

@@ -134,6 +134,7 @@ MUTANTS = (
         "_found",
         "if value.asked is not None and value.asked != sandbox.asked:",
         "if value.asked is None:",
+        seeds=200,
         faults=("fact_repeated", "fact_delayed"),
     ),
     Mutant(

@@ -5,7 +5,8 @@ import pytest
 from fencepost.simulator import runs
 from fencepost.simulator.options import BASE_RATES, SANDBOX_FAULTS, Options, draw
 
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutant import Mutant
+from tests.simulation.mutants import MUTANTS
 
 # Where each was killed last: looked at first, so that a run takes seconds. Not a promise.
 KILLED_AT: dict[str, int] = {
@@ -15,6 +16,7 @@ KILLED_AT: dict[str, int] = {
     "skip the generation in the join": 19,
     "skip the second marker reading in the join": 19,
     "skip the second marker reading under the tool": 5,
+    "believe a reading of the disk that is out of date": 50,
     "call an unanswered attach a lost disk": 8,
     "take an older point of the disk for a blank one": 4,
     "keep the epoch of a restored disk": 1,
