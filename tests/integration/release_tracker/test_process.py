@@ -335,17 +335,17 @@ async def test_migrations_are_applied_once_and_never_changed(
     try:
         later = [
             *stack.scripts,
-            migrations.Migration(2, "pre", "0002_pre_x", "CREATE TABLE x (a int)"),
-            migrations.Migration(2, "post", "0002_post_x", "DROP TABLE x"),
+            migrations.Migration(3, "pre", "0003_pre_x", "CREATE TABLE x (a int)"),
+            migrations.Migration(3, "post", "0003_post_x", "DROP TABLE x"),
         ]
         done = await asyncio.gather(*(_migrate(stack.dsn, later, ("pre",)) for _ in range(4)))
         # Four at once, and once each; the post waits until it is asked for.
-        assert sorted(done) == [[], [], [], ["0002_pre_x"]]
-        assert await migrations.migrate(connection, later) == ["0002_post_x"]
+        assert sorted(done) == [[], [], [], ["0003_pre_x"]]
+        assert await migrations.migrate(connection, later) == ["0003_post_x"]
         changed = [stack.scripts[0]._replace(sql="SELECT 1"), *stack.scripts[1:]]
         with pytest.raises(migrations.MigrationError, match="other contents"):
             await migrations.migrate(connection, changed)
-        broken = [*later, migrations.Migration(3, "pre", "0003_pre_y", "CREATE TABLE y (a int); X")]
+        broken = [*later, migrations.Migration(4, "pre", "0004_pre_y", "CREATE TABLE y (a int); X")]
         with pytest.raises(asyncpg.PostgresSyntaxError):
             await migrations.migrate(connection, broken)
         assert await connection.fetchval("SELECT to_regclass('y')") is None

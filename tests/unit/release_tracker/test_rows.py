@@ -45,7 +45,8 @@ def test_a_number_is_kept_where_it_fits(given: int, kept: int) -> None:
 
 @pytest.mark.parametrize("kind", rows.ROWS)
 def test_a_row_has_the_columns_of_its_table(kind: type[rows.Row]) -> None:
-    pre = migrations.read(migrations.default_folder())[0].sql
+    scripts = migrations.read(migrations.default_folder())
+    pre = scripts[0].sql
     table = re.search(rf"CREATE TABLE {kind.TABLE} \((.*?)\n\);", pre, re.DOTALL)
     assert table is not None
     columns = [
@@ -53,4 +54,7 @@ def test_a_row_has_the_columns_of_its_table(kind: type[rows.Row]) -> None:
         for line in table[1].strip().splitlines()
         if not line.strip().startswith("PRIMARY KEY")
     ]
-    assert columns == [field.name for field in msgspec.structs.fields(kind)]
+    for later in scripts[1:]:
+        for altered in re.findall(rf"ALTER TABLE {kind.TABLE}\n(.*?);", later.sql, re.DOTALL):
+            columns += re.findall(r"ADD COLUMN (\w+)", altered)
+    assert sorted(columns) == sorted(field.name for field in msgspec.structs.fields(kind))

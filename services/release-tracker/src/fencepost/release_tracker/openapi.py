@@ -45,17 +45,27 @@ _AS_OF: Final = _object(
 
 _SANDBOX: Final = {
     **_strings("sandbox", "provider", "image", "authority", "native_id", "instance"),
-    **_strings("session", "gateway", "reason", "stop_answer"),
+    **_strings("session", "gateway", "reason", "stop_answer", "recovering", "checkpoint"),
     **_integers("shard", "memory_mb", "processes", "epoch", "journal_seq"),
-    **_integers("committed", "compensated", "refused", "owed"),
+    **_integers("committed", "compensated", "refused", "owed", "recovered"),
     "state": {
         "type": "string",
-        "enum": ["creating", "attaching", "live", "lost", "condemned", "releasing", "gone"],
+        "enum": [
+            "creating",
+            "attaching",
+            "recovering",
+            "live",
+            "lost",
+            "condemned",
+            "releasing",
+            "gone",
+        ],
     },
     "network": _BOOLEAN,
     "rebuild": _BOOLEAN,
     "open": {"type": "boolean", "description": "whether receipts of this epoch can commit"},
     "creates": {"type": "array", "items": _STRING, "description": "create ids not settled yet"},
+    "checkpoint_at_ms": _MS_OR_NULL,
     "created_at_ms": _MS,
     "changed_at_ms": _MS,
 }

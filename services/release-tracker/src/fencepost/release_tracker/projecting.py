@@ -30,7 +30,7 @@ from fencepost.release_tracker.rows import (
     text,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Rises whenever the same ledger would give other rows; the projection is then made again."""
 
 _Row = TypeVar("_Row", bound=Row)
@@ -223,6 +223,8 @@ class Working:
             memory_mb=number(spec.memory_mb),
             processes=number(spec.processes),
             rebuild=spec.rebuild,
+            recovery=spec.recovery,
+            checkpoint=text(spec.origin.checkpoint) if spec.origin is not None else "",
             creates=text(entry.create_id),
             created_at_ms=self._now_ms,
             created_seq=self._seq,
@@ -264,6 +266,10 @@ class Working:
         row.instance, row.session = text(entry.instance), ""
         if entry.disk != "warm":
             row.journal_seq = 0
+        row.recovered_steps = 0
+        row.recovering = ""
+        if entry.recovering:
+            row.recovering = "restore" if row.checkpoint else row.recovery
         row.state = row.word()
         epoch = EpochRow(
             sandbox=row.sandbox,
@@ -400,9 +406,61 @@ class Working:
         self._end_attempt(step, "committed")
         self._end_step(step, "committed")
         sandbox.steps_committed += 1
-        if step.effect == "workspace":
+        seq = receipt.of_seq if receipt.verdict == "attested" and receipt.of_seq else None
+        written = step.journal_seq if seq is None else number(seq)
+        line = number(entry.line or receipt.epoch)
+        covered = line == sandbox.checkpoint_line and written <= sandbox.checkpoint_seq
+        if step.effect == "workspace" and not covered:
             sandbox.steps_owed += 1
         sandbox.journal_seq = max(sandbox.journal_seq, step.journal_seq)
+
+    def joined(self, entry: e.Joined) -> None:
+        sandbox = self._sandbox(entry)
+        sandbox.journal_seq = max(sandbox.journal_seq, number(entry.receipt.journal_seq))
+
+    # --- checkpoints and recovery -----------------------------------------------------------
+
+    def passed(self, entry: Any) -> None:
+        """Of a checkpoint that is not there yet, or a replay under way, no row tells."""
+        self._sandbox(entry)
+
+    def checkpointed(self, entry: e.CheckpointedEntry) -> None:
+        row = self._sandbox(entry)
+        row.checkpoint, row.checkpoint_at_ms = text(entry.checkpoint), self._now_ms
+        row.checkpoint_line, row.checkpoint_seq = number(entry.line), number(entry.journal_seq)
+        row.steps_owed = 0
+
+    def restored(self, entry: e.RestoredEntry) -> None:
+        row = self._sandbox(entry)
+        row.recovering = row.recovery
+        row.journal_seq = max(row.journal_seq, number(entry.journal_seq))
+
+    def replayed(self, entry: e.Replayed) -> None:
+        row = self._sandbox(entry)
+        row.recovered_steps += 1
+        row.journal_seq = max(row.journal_seq, number(entry.journal_seq))
+
+    def told_of(self, entry: e.OwedTold) -> None:
+        self._sandbox(entry).recovered_steps += len(entry.steps)
+
+    def recovery_stopped(self, entry: e.RecoveryStopped) -> None:
+        row = self._sandbox(entry)
+        row.recovering, row.reason = "stopped", text(entry.reason)
+
+    def recovery_decided(self, entry: e.RecoveryDecided) -> None:
+        row = self._sandbox(entry)
+        row.reason = ""
+        row.recovering = {"tell": "tell", "accept": row.recovery}.get(entry.decision, "stopped")
+
+    def recovered(self, entry: e.Recovered) -> None:
+        row = self._sandbox(entry)
+        row.recovering = row.reason = ""
+        if entry.mode == "told":
+            row.steps_owed = number(entry.replayed)
+        if entry.lost:
+            row.checkpoint, row.checkpoint_at_ms = "", None
+            row.checkpoint_line = row.checkpoint_seq = 0
+        row.state = row.word()
 
     def compensated(self, entry: e.Compensated) -> None:
         sandbox, step = self._sandbox(entry), self._step(entry)
@@ -499,6 +557,7 @@ _BY_KIND: Final[dict[type, Callable[[Working, Any], None]]] = {
     e.Parked: Working.parked,
     e.Fenced: Working.fenced,
     e.Revoked: Working.revoked,
+    e.Joined: Working.joined,
     e.Committed: Working.committed,
     e.Compensated: Working.compensated,
     e.Cancelled: Working.cancelled,
@@ -515,4 +574,17 @@ _BY_KIND: Final[dict[type, Callable[[Working, Any], None]]] = {
     e.GoneEntry: Working.gone,
     e.StrayFound: Working.stray,
     e.StrayGone: Working.stray,
+    e.CheckpointAsked: Working.passed,
+    e.CheckpointingEntry: Working.passed,
+    e.CheckpointedEntry: Working.checkpointed,
+    e.CheckpointFailedEntry: Working.passed,
+    e.RestoredEntry: Working.restored,
+    e.RestoreFailedEntry: Working.passed,
+    e.Replaying: Working.passed,
+    e.Replayed: Working.replayed,
+    e.OwedTold: Working.told_of,
+    e.RecoveryStopped: Working.recovery_stopped,
+    e.RecoveryDecided: Working.recovery_decided,
+    e.Recovered: Working.recovered,
+    e.Preempted: Working.passed,
 }

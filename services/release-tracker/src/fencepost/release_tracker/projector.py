@@ -71,7 +71,8 @@ class Buffer:
     async def group(self, timeout_s: float) -> list[InputMessage]:
         """The next messages, at most one group; none when the time is over."""
         try:
-            await asyncio.wait_for(self._filled.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._filled.wait()
         except TimeoutError:
             return []
         if self.error is not None:

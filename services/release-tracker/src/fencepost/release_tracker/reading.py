@@ -29,7 +29,9 @@ _SANDBOX: Final = (
     "sandbox, shard, state, provider, image, network, memory_mb, processes, rebuild, authority,"
     " native_id, epoch, is_open AS open, instance, session, gateway, journal_seq, reason,"
     " stop_answer, steps_committed AS committed, steps_compensated AS compensated,"
-    " commands_refused AS refused, steps_owed AS owed, creates, created_at_ms, changed_at_ms"
+    " commands_refused AS refused, steps_owed AS owed, recovering,"
+    " recovered_steps AS recovered, checkpoint, checkpoint_at_ms, creates, created_at_ms,"
+    " changed_at_ms"
 )
 _STEP: Final = (
     "sandbox, step, shard, state, tool, digest, effect, on_moved_epoch, attempts_max,"

@@ -39,7 +39,12 @@ def number(value: int) -> int:
 
 
 class SandboxRow(msgspec.Struct, kw_only=True):
-    """`creates` are the create ids that are not settled, separated by spaces."""
+    """
+    `creates` are the create ids that are not settled, separated by spaces.
+
+    `recovering` is the phase of a recovery, `recovered_steps` how many owed steps it brought back
+    or told. `checkpoint_line` and `checkpoint_seq` say what the newest checkpoint holds.
+    """
 
     TABLE: ClassVar[str] = "sandboxes"
     KEY: ClassVar[tuple[str, ...]] = ("sandbox",)
@@ -53,6 +58,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     memory_mb: int
     processes: int
     rebuild: bool
+    recovery: str = "replay"
     authority: str = ""
     native_id: str = ""
     ref_instance: str = ""
@@ -73,6 +79,12 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     steps_compensated: int = 0
     commands_refused: int = 0
     steps_owed: int = 0
+    recovering: str = ""
+    recovered_steps: int = 0
+    checkpoint: str = ""
+    checkpoint_line: int = 0
+    checkpoint_seq: int = 0
+    checkpoint_at_ms: int | None = None
     created_at_ms: int
     created_seq: int
     changed_at_ms: int
@@ -90,7 +102,9 @@ class SandboxRow(msgspec.Struct, kw_only=True):
             return "creating"
         if not self.is_open:
             return "lost" if self.epoch else "attaching"
-        return "live" if self.session else "attaching"
+        if not self.session:
+            return "attaching"
+        return "recovering" if self.recovering else "live"
 
     def settle(self, create_id: str) -> None:
         self.creates = " ".join(one for one in self.creates.split() if one != create_id)
