@@ -34,7 +34,9 @@ from fencepost.runtime import access
 from fencepost.runtime import streams as declaring
 from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.clock import SystemClock
+from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import DeniedError
+from fencepost.runtime.ports import AppendRefused
 from fencepost.runtime.snapshots import JetStreamSnapshots
 from fencepost.sandbox_gateway.blobs import NatsBlobs
 from fencepost.sweeper.reading import NatsSources
@@ -169,10 +171,9 @@ async def _http(stack: TracedStack) -> None:
 async def _rare(stack: TracedStack) -> None:
     """What a service does too seldom for a test, by the same code under the same user."""
     ref = Ref(authority="a", provider="process", native_id="n", instance="i")
-    operator, gateway, sweeper, planner, tracker = [
-        await stack.link_as(role)
-        for role in ("operator", "gateway", "sweeper", "planner", "tracker")
-    ]
+    roles: tuple[Role, ...] = ("operator", "mover", "gateway", "sweeper", "planner", "tracker")
+    links = [await stack.link_as(role) for role in roles]
+    operator, mover, gateway, sweeper, planner, tracker = links
     try:
         for name in grants.EVERY_STREAM:
             with pytest.raises(declaring.StreamMismatchError):
@@ -181,6 +182,12 @@ async def _rare(stack: TracedStack) -> None:
                     operator, name, {"name": name, "subjects": ["no"]}, create=True
                 )
             await declaring._create(operator, name, {"name": name, "subjects": [f"no.{name}"]})
+        await declaring.declare(mover, stack.shards, create=False)
+        first = await ledger.batch_after(mover, 0, 0)
+        assert first is not None
+        assert first.seq in [found.seq async for found in ledger.batches(mover, 0)]
+        with pytest.raises(AppendRefused):
+            await JetStreamLog(mover).append(subjects.ledger("sandbox", 0), b"{}", 0)
         for link in (planner, tracker):
             store = JetStreamSnapshots(link)
             await store.put("sandbox-9-1", b"x")
@@ -205,7 +212,7 @@ async def _rare(stack: TracedStack) -> None:
         )
         assert await sources.dag("client-box-dag")
     finally:
-        for link in (operator, gateway, sweeper, planner, tracker):
+        for link in links:
             await link.close()
 
 

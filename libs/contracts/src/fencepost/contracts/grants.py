@@ -17,12 +17,13 @@ from typing import Final, Literal, get_args
 import msgspec
 from fencepost.contracts import streams, subjects
 
-Role = Literal["operator", "planner", "gateway", "tracker", "sweeper", "client", "admin"]
+Role = Literal["operator", "mover", "planner", "gateway", "tracker", "sweeper", "client", "admin"]
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 ABOUT: Final[dict[Role, str]] = {
     "operator": "creates the streams and buckets, before anything else starts",
+    "mover": "moves a ledger that is at rest to another number of shards (`fencepost reshard`)",
     "planner": "the service that runs sandbox shards",
     "gateway": "the service that holds sandboxes",
     "tracker": "the service that runs dag shards, projects the ledger and serves HTTP",
@@ -94,6 +95,12 @@ SAID: Final[tuple[Said, ...]] = (
     ),
     Said(
         subject=f"{_P}.ledger.dag.*", kind="stored", says=("tracker",), why="batches of dag shards"
+    ),
+    Said(
+        subject=subjects.LEDGER,
+        kind="stored",
+        says=("mover",),
+        why="a whole history into another deployment, and the seal on the former",
     ),
     Said(subject=subjects.COMMANDS, kind="stored", says=PEOPLE, why="commands"),
     Said(
@@ -315,7 +322,7 @@ USES: Final[tuple[Use, ...]] = (
     *(
         Use(
             stream=name,
-            roles=("planner", "gateway", "sweeper"),
+            roles=("mover", "planner", "gateway", "sweeper"),
             calls=(INFO,),
             why="compares it with the table at the start",
         )
@@ -323,13 +330,13 @@ USES: Final[tuple[Use, ...]] = (
     ),
     Use(
         stream=_META,
-        roles=("planner", "gateway", "sweeper", *PEOPLE, "operator"),
+        roles=("planner", "gateway", "sweeper", *PEOPLE, "operator", "mover"),
         calls=(GET,),
         why="reads the number of shards, and the switch of sweeping",
     ),
     Use(
         stream=streams.LEDGER,
-        roles=(*OWNERS, *PEOPLE),
+        roles=(*OWNERS, *PEOPLE, "mover"),
         calls=(INFO, GET, DIRECT),
         why="reads the history",
     ),

@@ -25,6 +25,13 @@ from nats.errors import Error as NatsError
 PULL_MESSAGES_MAX: Final = 1024
 PULL_EXPIRES_MS: Final = 20_000
 PULL_HEARTBEAT_MS: Final = 2_000
+PULLS_MAX: Final = 1_000
+"""
+After so many a reader goes on through another inbox.
+
+Between accounts the server remembers each pull for as long as its inbox is listened to.
+"""
+
 INACTIVE_MS: Final = 30_000
 NO_ROOM_MS: Final = 10
 
@@ -143,6 +150,7 @@ class _Reader:
         self._signal: asyncio.Event = asyncio.Event()
         self._broken = False
         self._asked = 0
+        self._pulls = 0
         self._consumer_seq = 0
         self._consumer = ""
         self._heard_s = 0.0
@@ -177,6 +185,7 @@ class _Reader:
         """Reads through one consumer until it breaks."""
         loop = asyncio.get_running_loop()
         self._broken, self._asked, self._consumer_seq = False, 0, 0
+        self._pulls = 0
         self._heard_s = loop.time()
         inbox = self._link.nc.new_inbox()
         self._link.on_lost(self._lost)
@@ -237,6 +246,10 @@ class _Reader:
             return
         count = min(PULL_MESSAGES_MAX, self._room() - self._asked)
         if count <= 0:
+            return
+        self._pulls += 1
+        if self._pulls > PULLS_MAX:
+            self._lost()
             return
         body = {
             "batch": count,

@@ -44,6 +44,8 @@ DENIED_MAX: Final = 100
 
 _DENIED: Final = re.compile(r'violation for (publish|subscription) to "([^"]+)"')
 
+_MANY: Final = tuple(f"{grants.API}.{call}" for call in grants.MANY_ANSWERS)
+
 _PRIVATE: Final = ("_pending", "_pending_data_size", "_flush_queue")
 
 Taker = Callable[[Msg], None]
@@ -276,6 +278,8 @@ class Link:
         that the request was not carried out. `DeniedError`, one of these, as soon as the server
         says that this user may not ask.
         """
+        if subject.startswith(_MANY):
+            return await self._call_apart(subject, data, timeout_s)
         future: asyncio.Future[Msg | None] = self._loop.create_future()
 
         def answered(msg: Msg | None) -> None:
@@ -302,6 +306,41 @@ class Link:
         if msg.headers and not msg.data and msg.headers.get("Status") == "503":
             raise UnknownError(f"{subject}: no responder")
         return msg
+
+    async def _call_apart(self, subject: str, data: bytes, timeout_s: float) -> Msg:
+        """
+        A request that the server may answer more than once, through an inbox of its own.
+
+        Between accounts the server remembers each of these until nobody listens to its inbox.
+        """
+        future: asyncio.Future[Msg] = self._loop.create_future()
+
+        def failed(error: UnknownError) -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        def lost() -> None:
+            failed(UnknownError(f"{subject}: connection lost"))
+
+        def take(msg: Msg) -> None:
+            if not future.done():
+                future.set_result(msg)
+
+        inbox = self.nc.new_inbox()
+        sub = await self.subscribe_raw(inbox, take)
+        self.on_lost(lost)
+        try:
+            with self.asking(subject, failed):
+                if not self.send(pub(subject, data, inbox), droppable=False):
+                    raise UnknownError(f"{subject}: the connection is closed")
+                async with asyncio.timeout(timeout_s):
+                    return await future
+        except TimeoutError as error:
+            raise UnknownError(f"{subject}: no answer within {timeout_s:g} s") from error
+        finally:
+            self.off_lost(lost)
+            if not self.nc.is_closed:
+                await sub.unsubscribe()
 
     async def api(self, what: str, body: Any = None, *, timeout_s: float = 5.0) -> bytes:
         """Calls the JetStream API; the answer may be an error. Raises `UnknownError`."""
