@@ -230,7 +230,7 @@ def _certificates(folder: Path) -> tuple[Path, tuple[Path, Path], tuple[Path, Pa
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *curve, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
-    pairs = []
+    pairs: list[tuple[Path, Path]] = []
     for name in ("server", "client"):
         openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "r.csr")
         (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\n")
