@@ -124,7 +124,8 @@ async def _late_write(client: Client, server: SwerexServer, say: Say) -> dict[st
     say(f"  write_file {FILE}: it is on the disk; its receipt is held on the way")
     await server.replace()
     say("  the server is killed with its disk; another one takes its address")
-    await asyncio.wait_for(closed.wait(), _PATIENCE_S)
+    async with asyncio.timeout(_PATIENCE_S):
+        await closed.wait()
     await client.fault(SANDBOX, {"do": "release_receipts"})
     outcome = await handle.outcome(timeout_s=_PATIENCE_S)
     deadline = time.monotonic() + 5

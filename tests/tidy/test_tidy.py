@@ -39,6 +39,7 @@ BANNED: dict[str, tuple[tuple[str, ...], str]] = {
     "pickle.loads": ((), "msgspec"),
     "eval": ((), "a parser"),
     "exec": ((), "an import"),
+    "asyncio.wait_for": ((), "asyncio.timeout: before Python 3.12 wait_for may swallow a cancel"),
 }
 BANNED_IN: dict[str, dict[str, str]] = {
     "libs/core/": {

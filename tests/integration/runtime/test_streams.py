@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -93,7 +94,22 @@ async def test_what_was_in_memory_is_made_again(link: Link) -> None:
     await streams.declare(link, 8, create=True)
     for name in ("FP_EVENTS", "KV_FP_OWNERS", "KV_FP_LEASES"):
         await link.api(f"STREAM.DELETE.{name}")
-        with pytest.raises(streams.StreamMissingError, match="does not exist"):
+        with pytest.raises(streams.StreamAwaitedError, match="does not exist"):
             await streams.declare(link, 8, create=False)
         await streams.declare(link, 8, create=True)
         assert (await stream_info(link, name)).error is None
+
+
+async def test_who_may_not_create_waits_for_what_is_made_again_and_for_nothing_else(
+    link: Link,
+) -> None:
+    await streams.declare(link, 8, create=True)
+    await link.api("STREAM.DELETE.FP_EVENTS")
+    waiting = asyncio.create_task(streams.declare_at_start(link, 8, create=False))
+    assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
+    await streams.declare(link, 8, create=True)
+    async with asyncio.timeout(20):
+        await waiting
+    await link.api("STREAM.DELETE.FP_LEDGER")
+    with pytest.raises(streams.StreamMissingError, match="FP_LEDGER is lost"):
+        await streams.declare_at_start(link, 8, create=False)

@@ -255,12 +255,14 @@ async def _late_receipt(client: Client, say: Say) -> StepOutcome:
     async with _hears(client, "epoch_closed") as closed, _hears(client, "receipt_refused") as late:
         await client.reclaim(SANDBOX, wait=False)
         say("  the sandbox is reclaimed: kill -9, and its disk is gone")
-        await asyncio.wait_for(closed.wait(), _PATIENCE_S)
+        async with asyncio.timeout(_PATIENCE_S):
+            await closed.wait()
         await client.fault(SANDBOX, {"do": "release_receipts"})
         outcome = await handle.outcome(timeout_s=_PATIENCE_S)
         # The answer was on its way; whether before or after the retry's, it is refused.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(late.wait(), 3.0)
+            async with asyncio.timeout(3.0):
+                await late.wait()
     return outcome
 
 

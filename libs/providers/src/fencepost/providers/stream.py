@@ -114,7 +114,8 @@ class SocketChannel:
                 self._sock.shutdown(socket.SHUT_WR)
             if grace_s > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), grace_s)
+                    async with asyncio.timeout(grace_s):
+                        await self._ended.wait()
             self._close("ended")
         if self._burying is not None:
             await asyncio.shield(self._burying)

@@ -128,7 +128,8 @@ class Heard:
         """Returns at the next news, or when the time is over."""
         self.woken.clear()
         try:
-            await asyncio.wait_for(self.woken.wait(), max(0.0, seconds))
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self.woken.wait()
         except TimeoutError:
             return
 

@@ -198,7 +198,8 @@ class JetStreamLog:
         try:
             with self._link.asking(api, lambda error: fail(str(error))):
                 self._link.send(pub(api, msgspec.json.encode(body), inbox), droppable=False)
-                await asyncio.wait_for(done, 30.0)
+                async with asyncio.timeout(30.0):
+                    await done
         except TimeoutError as error:
             raise UnknownError(f"{subject}: a read did not end") from error
         finally:

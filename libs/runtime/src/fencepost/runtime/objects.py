@@ -179,7 +179,8 @@ class Objects:
             subject = f"$JS.API.DIRECT.GET.{self._stream}"
             with self._link.asking(subject, denied):
                 self._link.send(pub(subject, msgspec.json.encode(body), inbox), droppable=False)
-                await asyncio.wait_for(done, CALL_S)
+                async with asyncio.timeout(CALL_S):
+                    await done
         except TimeoutError as error:
             raise UnknownError(f"{self._stream}: no answer") from error
         finally:

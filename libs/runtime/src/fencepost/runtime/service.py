@@ -28,6 +28,7 @@ from fencepost.core.errors import FencepostError
 from fencepost.runtime.access import Access
 from fencepost.runtime.metrics import ServiceMetrics
 from fencepost.runtime.settings import Settings
+from nats.errors import Error as NatsError
 
 GC_THRESHOLD: Final = 10_000
 
@@ -78,6 +79,16 @@ class _App(AsgiFastStream):
             await super().not_found(scope, receive, send)
 
 
+class _Broker(NatsBroker):
+    """A broker whose end is no failure: without a connection there is nothing left to drain."""
+
+    async def stop(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().stop(*args, **options)
+        except NatsError as error:
+            logger.info("broker_not_drained", detail=str(error))
+
+
 class Service:
     """
     One service process. `start` and `stop` are the service's own; `ready` says "" or why not.
@@ -109,7 +120,7 @@ class Service:
         self._ready = ready
         self._lacks = lacks
         self._failed: FencepostError | None = None
-        self.broker = NatsBroker(
+        self.broker = _Broker(
             [part.strip() for part in settings.nats_url.split(",")],
             name=f"fencepost-{name}-control",
             max_reconnect_attempts=-1,
@@ -186,9 +197,13 @@ class Service:
         logger.info("service_draining", service=self.name)
         self.metrics.up.set(0)
         try:
-            await asyncio.wait_for(self._stop(), self.settings.drain_s)
+            async with asyncio.timeout(self.settings.drain_s):
+                await self._stop()
         except TimeoutError:
             logger.warning("service_drain_took_too_long", service=self.name)
+        except (FencepostError, NatsError) as error:
+            # The servers are away: what could not be handed over is taken over.
+            logger.warning("service_not_drained", service=self.name, detail=str(error))
         logger.info("service_stopped", service=self.name)
 
     async def _serve(self) -> None:

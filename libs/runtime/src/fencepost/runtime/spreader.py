@@ -76,7 +76,8 @@ class Owners:
         try:
             with self._link.asking(api, denied):
                 self._link.send(pub(api, msgspec.json.encode(body), inbox))
-                await asyncio.wait_for(done, 2.0)
+                async with asyncio.timeout(2.0):
+                    await done
         except TimeoutError as error:
             raise UnknownError("owners: no answer") from error
         finally:

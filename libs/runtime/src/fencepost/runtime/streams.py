@@ -73,6 +73,10 @@ class StreamMissingError(FencepostError):
     """A stream of the table does not exist, and this process may not create it."""
 
 
+class StreamAwaitedError(StreamMissingError):
+    """One that need not survive is missing: whoever may create it is about to. Try again."""
+
+
 def wanted(stream: streams.Stream) -> tuple[str, dict[str, Any]]:
     """The server's name and configuration of one entry of the table."""
     config = dict(stream.config)
@@ -119,8 +123,9 @@ async def declare(link: Link, shards: int, *, create: bool, replicas: int = 1) -
     A deployment that was made once has its ledger and its durable inputs: one of them missing is
     a loss, and an empty one in its place would hide it. What is in memory or a cache is made again.
 
-    Raises `StreamMissingError` when one is missing and may not be created, `StreamMismatchError`
-    when one differs, `UnknownError` when the server does not say.
+    Raises `StreamMissingError` when one is missing and may not be created (`StreamAwaitedError`
+    where somebody else makes it again), `StreamMismatchError` when one differs, `UnknownError`
+    when the server does not say.
     """
     exists = await _exists(link)
     for stream in streams.table(shards, replicas=replicas):
@@ -128,7 +133,12 @@ async def declare(link: Link, shards: int, *, create: bool, replicas: int = 1) -
         is_kept = stream.kind == "stream" and stream.config["storage"] == "file"
         if exists and is_kept and (await _info(link, name)).error is not None:
             await _refuse_lost(link, name)
-        await _declare_one(link, name, config, create=create)
+        try:
+            await _declare_one(link, name, config, create=create)
+        except StreamMissingError as error:
+            if not exists or is_kept:
+                raise
+            raise StreamAwaitedError(str(error)) from error
     await _declare_meta(link, shards, create=create)
 
 
@@ -136,18 +146,18 @@ async def declare_at_start(
     link: Link, shards: int, *, create: bool, replicas: int = 1, within_s: float = START_S
 ) -> None:
     """
-    As `declare`, and asks again while the servers do not say.
+    As `declare`, and asks again while the servers do not say, or a stream is awaited.
 
     In a cluster a stream that was just made has no leader for a moment, and one whose leader died
-    has none until the next is elected: nobody answers for it meanwhile. Raises the last
-    `UnknownError` when the time is over.
+    has none until the next is elected: nobody answers for it meanwhile. And a server that was just
+    started again has lost what it kept in memory. Raises the last error when the time is over.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:
         try:
             await declare(link, shards, create=create, replicas=replicas)
-        except UnknownError as error:
+        except (UnknownError, StreamAwaitedError) as error:
             if loop.time() >= deadline:
                 raise
             logger.info("streams_not_ready", detail=str(error))

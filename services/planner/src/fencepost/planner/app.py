@@ -104,7 +104,7 @@ class Planner:
         while True:
             try:
                 await self._declare(self._link)
-            except UnknownError as error:
+            except (UnknownError, streams.StreamAwaitedError) as error:
                 logger.warning("streams_not_checked", detail=str(error))
                 await asyncio.sleep(0.2)
             except FencepostError as error:

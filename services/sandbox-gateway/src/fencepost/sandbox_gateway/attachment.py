@@ -189,7 +189,8 @@ class Attachment:
 
         id_ = self.ask(frame, take)
         try:
-            head = await asyncio.wait_for(answered, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                head = await answered
         except TimeoutError as error:
             self.forget(id_)
             raise ChannelEndedError("toolhost_silent") from error

@@ -41,7 +41,8 @@ class Talk:
     async def next(self, timeout_s: float) -> Item:
         """The next frame. Raises `ChannelEndedError` where none comes any more, or in time."""
         try:
-            item = await asyncio.wait_for(self._frames.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                item = await self._frames.get()
         except TimeoutError as error:
             raise ChannelEndedError("toolhost_silent") from error
         if item is None:

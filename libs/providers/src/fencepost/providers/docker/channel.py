@@ -111,7 +111,8 @@ class ExecChannel:
                 with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
                     if transport.can_write_eof():
                         transport.write_eof()
-                        await asyncio.wait_for(self._ended.wait(), grace_s)
+                        async with asyncio.timeout(grace_s):
+                            await self._ended.wait()
             self._close("ended")
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()

@@ -61,12 +61,14 @@ class ExecChannel:
         # The protocol cannot end one direction alone; closing it ends the process's input.
         self._close()
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-            await asyncio.wait_for(self._websocket.close(), max(grace_s, 0.1))
+            async with asyncio.timeout(max(grace_s, 0.1)):
+                await self._websocket.close()
         if self._tasks:
             receiving, sending = self._tasks
             sending.cancel()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(receiving), max(grace_s, 0.1))
+                async with asyncio.timeout(max(grace_s, 0.1)):
+                    await asyncio.shield(receiving)
             receiving.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 

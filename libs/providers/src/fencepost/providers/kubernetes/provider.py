@@ -411,7 +411,8 @@ class KubernetesProvider:
                 tty=False,
                 _preload_content=False,
             )
-            websocket = await asyncio.wait_for(connecting, _TIMEOUT_S)
+            async with asyncio.timeout(_TIMEOUT_S):
+                websocket = await connecting
         except (ApiException, *_OTHERS) as error:
             presence = (await self.observe(ref)).state
             raise ChannelRefusedError(f"exec: {type(error).__name__}: {error}", presence) from error

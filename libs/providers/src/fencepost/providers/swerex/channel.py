@@ -65,7 +65,8 @@ class PumpedChannel:
         self._written.set()
         if grace_s > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._ended.wait()
         if self._pumping is not None:
             self._pumping.cancel()
             await asyncio.gather(self._pumping, return_exceptions=True)
@@ -126,7 +127,8 @@ class PumpedChannel:
             idle = 0 if carried or data else min(idle + 1, len(_IDLE_S) - 1)
             if not self._unsent and _IDLE_S[idle]:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._written.wait(), _IDLE_S[idle])
+                    async with asyncio.timeout(_IDLE_S[idle]):
+                        await self._written.wait()
 
     def _carried(self, answer: Said) -> bool:
         taken = int(answer.body["taken"])
