@@ -158,7 +158,7 @@ async def test_the_exit_code_of_a_step_says_how_it_ended(up: Up, folder: Path) -
 async def test_the_demo_goes_as_it_must(folder: Path) -> None:
     code, output, errors = await fencepost("demo", "--json", cwd=folder)
     assert code == 0, errors
-    act, release = [json.loads(line) for line in output.splitlines()]
+    act, release, recovery = [json.loads(line) for line in output.splitlines()]
     assert act["act"] == 1
     assert act["naive"] == {"stored": "success", "file_present": False}
     attempts = [(a["state"], a["epoch"]) for a in act["fencepost"]["attempts"]]
@@ -173,3 +173,9 @@ async def test_the_demo_goes_as_it_must(folder: Path) -> None:
     assert set(release["reasons"]) == {"workspace", "builder", "gpu"}
     assert (release["left_running"], release["other_dag_alive"]) == (0, True)
     assert (release["verdict_last"], release["verify"]) == ("confirmed", "clean")
+    assert recovery["act"] == 3
+    assert (recovery["steps"], recovery["reclaims"], recovery["epoch"]) == (30, 2, 3)
+    assert recovery["restored"] == 2
+    assert recovery["replayed"] >= 1
+    assert recovery["tree_reclaimed"] == recovery["tree_in_peace"]
+    assert recovery["verify"] == "clean"
