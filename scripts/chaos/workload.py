@@ -160,7 +160,6 @@ class Workload:
         self._count += 1
         step = f"{self._name}s{self._count}"
         sent = Sent(box, step, effect)
-        self.told.steps.append(sent)
         if effect == "file":
             handle = await self._client.submit(
                 box, "write_file", path=f"f/{step}", content=step, step=step
@@ -182,6 +181,8 @@ class Workload:
                 step=step,
                 compensation={"kind": "command", "args": {"shell": undo}},
             )
+        # Only now: what could not be submitted was never sent.
+        self.told.steps.append(sent)
         return sent, handle
 
     async def _cancelled(self, box: str, rng: random.Random) -> None:
