@@ -39,6 +39,7 @@ def checks(data: Path) -> Iterator[Check]:
         _postgres_starts,
     )
     yield _bubblewrap()
+    yield _git()
 
 
 def _python() -> Check:
@@ -125,3 +126,10 @@ def _bubblewrap() -> Check:
         f"does not run here: {done.stderr.strip()[:200]}",
         "allow unprivileged user namespaces, or accept that tools run unconfined",
     )
+
+
+def _git() -> Check:
+    found = shutil.which("git")
+    if found is None:
+        return Check("git", "warning", "not found", "install git to use fencepost import-git")
+    return Check("git", "ok", found)
