@@ -5,7 +5,8 @@ Three programs on the same machine in the same run, each on a synced nats-server
 started for it and stopped after it, in turns: floor, taskiq, Fencepost at one number in flight,
 then at the next, and all of that `--rounds` times. Every number is the median of the rounds;
 ratios are medians of the ratios of neighbours in time, which a busy machine disturbs least.
-At the end: the time of a cancel with few and with many DAGs in the ledger (`bench/cancel.py`).
+At the end: the time of a cancel with few and with many DAGs in the ledger (`bench/cancel.py`), and
+of checkpoints and restores of a large workspace (`bench/checkpoints.py`).
 """
 
 import argparse
@@ -21,7 +22,7 @@ import uvloop
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from bench import cancel, fencepost_bench, floor, history, rig, taskiq_nats_bench
+from bench import cancel, checkpoints, fencepost_bench, floor, history, rig, taskiq_nats_bench
 
 IN_FLIGHT = [1, 16, 64, 256]
 SECONDS, ROUNDS = 5.0, 3
@@ -100,6 +101,7 @@ def _table(result: dict[str, Any]) -> str:
         for row, ratio_ in zip(result["fencepost"], result["to_taskiq_nats"], strict=True)
     ]
     lines += ["", cancel.table(result["cancel"])]
+    lines += ["", checkpoints.table(result["checkpoints"])]
     machine = result["machine"]
     lines += ["", f"{machine['cores']} cores, load {machine['load']}, Python {machine['python']}"]
     return "\n".join(lines)
@@ -122,6 +124,9 @@ async def main() -> None:
         metavar="N",
         help=f"instead: cancels alone, with {cancel.FEW} and with N DAGs ({cancel.MANY})",
     )
+    options.add_argument(
+        "--checkpoints", action="store_true", help="instead: checkpoints and restores alone"
+    )
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     seconds = chosen.seconds or (SECONDS_QUICK if chosen.quick else SECONDS)
@@ -130,6 +135,11 @@ async def main() -> None:
         result = await history.compare(chosen.history, chosen.in_flight, seconds, rounds, _say)
         result["machine"] = _machine()
         print(json.dumps(result) if chosen.json else history.table(result))
+        return
+    if chosen.checkpoints:
+        result = {"checkpoints": await checkpoints.compare(chosen.quick, _say)}
+        result["machine"] = _machine()
+        print(json.dumps(result) if chosen.json else checkpoints.table(result["checkpoints"]))
         return
     cancels = cancel.CANCELS_QUICK if chosen.quick else cancel.CANCELS
     if chosen.dags:
@@ -144,6 +154,7 @@ async def main() -> None:
     ]
     many = cancel.MANY_QUICK if chosen.quick else cancel.MANY
     result["cancel"] = await cancel.compare(many, cancels, _say)
+    result["checkpoints"] = await checkpoints.compare(chosen.quick, _say)
     result["machine"] = _machine()
     print(json.dumps(result) if chosen.json else _table(result))
 

@@ -381,7 +381,7 @@ async def test_a_toolhost_that_needs_too_much_at_once_is_cut_off(
     liar = Liar(fork, gateway)
     fork.order(fork.restore_order("c1", said.manifest, "one"))
     id_ = (await liar.asked("restore"))[0]["id"]
-    liar.say(bytes(32 * 65), k="need", id=id_)
+    liar.say(bytes(32 * 257), k="need", id=id_)
     assert (await control.fact(f.RestoreFailed)).reason == "unreachable"
 
 

@@ -592,4 +592,4 @@ def test_the_gateways_window_is_bounded(keeper: Keeper, fresh: Keeper):
     spread(keeper.host.disk.workspace, 400)
     told = keeper.checkpoint()
     assert fresh.restore(told["manifest"])["k"] == "restored"
-    assert 0 < fresh.most_asked <= 32
+    assert 0 < fresh.most_asked <= 64

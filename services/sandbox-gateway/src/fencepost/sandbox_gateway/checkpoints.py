@@ -36,10 +36,10 @@ from fencepost.sandbox_gateway.talks import Talk
 
 AT_ONCE: Final = 2
 """Checkpoints, and restores, that one gateway serves at once; the others wait."""
-ON_THEIR_WAY: Final = 8
+ON_THEIR_WAY: Final = 16
 """Chunks of one of them that are stored or fetched at once."""
 WANTED_MAX: Final = 16
-NEEDED_MAX: Final = 64
+NEEDED_MAX: Final = 256
 SILENT_S: Final = 120.0
 QUEUED_S: Final = 900.0
 """A checkpoint waits in the toolhost for the command that runs."""

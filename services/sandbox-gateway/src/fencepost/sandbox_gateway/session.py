@@ -322,6 +322,7 @@ class GatewaySession:
             gateway=self.id,
             authorities=sorted(p.traits.authority for p in self._providers.values()),
             providers=sorted(self._providers),
+            places={name: p.traits.authority for name, p in self._providers.items()},
             sandboxes=len(self._attached),
             closing=closing,
         )

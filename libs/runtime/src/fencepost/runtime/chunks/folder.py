@@ -34,6 +34,7 @@ class FolderChunks:
         await self._apart(lambda: self._put(namespace, digest, data))
 
     def _put(self, namespace: str, digest: str, data: bytes) -> None:
+        self._look_at_witness()
         path = self._path(namespace, digest)
         try:
             if path.stat().st_size == len(data):
@@ -65,6 +66,7 @@ class FolderChunks:
             try:
                 return self._path(namespace, digest).read_bytes()
             except FileNotFoundError:
+                self._look_at_witness()
                 return None
 
         return await self._apart(read)
@@ -74,7 +76,9 @@ class FolderChunks:
             check(namespace, digest)
 
         def look() -> set[str]:
-            return {one for one in digests if not self._path(namespace, one).exists()}
+            missing = {one for one in digests if not self._path(namespace, one).exists()}
+            self._look_at_witness()
+            return missing
 
         return await self._apart(look)
 
@@ -89,7 +93,8 @@ class FolderChunks:
                         path.name for path in folder.iterdir() if len(path.name) == HEX_LENGTH
                     )
             except FileNotFoundError:
-                return found
+                pass
+            self._look_at_witness()
             return found
 
         return await self._apart(look)
@@ -101,13 +106,19 @@ class FolderChunks:
             try:
                 return self._path(namespace, digest).stat().st_mtime_ns // 1_000_000
             except FileNotFoundError:
+                self._look_at_witness()
                 return None
 
         return await self._apart(look)
 
     async def delete(self, namespace: str, digest: str) -> None:
         check(namespace, digest)
-        await self._apart(lambda: self._path(namespace, digest).unlink(missing_ok=True))
+
+        def drop() -> None:
+            self._path(namespace, digest).unlink(missing_ok=True)
+            self._look_at_witness()
+
+        await self._apart(drop)
 
     async def close(self) -> None:
         """Nothing is held open."""
@@ -116,16 +127,9 @@ class FolderChunks:
         return self._root / namespace / digest[:2] / digest
 
     async def _apart(self, work: Callable[[], T]) -> T:
-        """In a thread; the witness is looked at before and after, or an absence proves nothing."""
-
-        def witnessed() -> T:
-            self._look_at_witness()
-            result = work()
-            self._look_at_witness()
-            return result
-
+        """In a thread; what is missing counts only once the witness was seen after it."""
         try:
-            return await asyncio.to_thread(witnessed)
+            return await asyncio.to_thread(work)
         except OSError as error:
             raise UnknownError(
                 f"chunks in {self._root}: {error.strerror or type(error).__name__}"
