@@ -106,6 +106,14 @@ class PlannerMetrics(RunnerMetrics):
         )
         self.epochs_opened = self._counter("epochs_opened_total", "generations opened", "disk")
         self.epochs_closed = self._counter("epochs_closed_total", "generations ended", "reason")
+        self.checkpoints = self._counter("checkpoints_total", "checkpoints recorded", "outcome")
+        self.steps_replayed = self._counter(
+            "steps_replayed_total", "committed steps applied again", "verdict"
+        )
+        self.recoveries = self._counter("recoveries_total", "recoveries that ended", "mode")
+        self.recoveries_stopped = self._counter(
+            "recoveries_stopped_total", "recoveries that wait for a person", "reason"
+        )
 
 
 class TrackerMetrics(RunnerMetrics):

@@ -241,7 +241,37 @@ class Planner:
                         reason=entry.reason,
                     )
                 case _:
-                    pass
+                    self._count_recovery(entry)
+
+    def _count_recovery(self, entry: Any) -> None:
+        metrics = self._metrics
+        match entry:
+            case e.CheckpointedEntry():
+                metrics.checkpoints.labels("stored").inc()
+            case e.CheckpointFailedEntry():
+                metrics.checkpoints.labels(entry.reason).inc()
+                logger.warning(
+                    "checkpoint_failed",
+                    sandbox=entry.sandbox,
+                    reason=entry.reason,
+                    detail=entry.detail,
+                )
+            case e.Replayed():
+                metrics.steps_replayed.labels(entry.verdict or "accepted").inc()
+            case e.Recovered():
+                metrics.recoveries.labels(entry.mode).inc()
+                logger.info("recovered", sandbox=entry.sandbox, epoch=entry.epoch, mode=entry.mode)
+            case e.RecoveryStopped():
+                metrics.recoveries_stopped.labels(entry.reason).inc()
+                logger.error(
+                    "recovery_stopped",
+                    sandbox=entry.sandbox,
+                    epoch=entry.epoch,
+                    step=entry.step,
+                    reason=entry.reason,
+                )
+            case _:
+                pass
 
 
 def _describe(broker: NatsBroker) -> None:

@@ -61,10 +61,15 @@ class RebuildIntended(_Entry, frozen=True, kw_only=True, tag="rebuild_intended")
 
 
 class Requested(_Entry, frozen=True, kw_only=True, tag="requested"):
-    """Only this gateway session may call the provider's create; accepted before it does."""
+    """
+    Only this gateway session may call the provider's create; accepted before it does.
+
+    `place` is the authority at which that session creates, "" where it was not known.
+    """
 
     create_id: str
     gateway: str
+    place: str = ""
 
 
 class AssignedEntry(_Entry, frozen=True, kw_only=True, tag="assigned"):

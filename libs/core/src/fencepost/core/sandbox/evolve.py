@@ -68,6 +68,7 @@ def _rebuild_intended(
 def _requested(state: SandboxShard, entry: e.Requested, _place: Place, now_ms: int) -> None:
     made = state.sandboxes[entry.sandbox].creates[entry.create_id]
     made.gateway = entry.gateway
+    made.place = made.place or entry.place
     made.since_ms = now_ms
 
 

@@ -23,6 +23,7 @@ class GatewayHint(msgspec.Struct):
     gateway: str
     authorities: list[str]
     providers: list[str]
+    places: dict[str, str]
     seen_ms: int
     sandboxes: int
 
@@ -86,7 +87,7 @@ class Hints(msgspec.Struct, kw_only=True):
             for name in [n for n, h in self.gateways.items() if now_ms - h.seen_ms > _FORGET_MS]:
                 del self.gateways[name]
         self.gateways[seen.gateway] = GatewayHint(
-            seen.gateway, seen.authorities, seen.providers, now_ms, seen.sandboxes
+            seen.gateway, seen.authorities, seen.providers, seen.places, now_ms, seen.sandboxes
         )
 
     def heartbeat(self, sandbox: Sandbox, beat: Heartbeat, now_ms: int) -> None:
@@ -123,9 +124,22 @@ class Hints(msgspec.Struct, kw_only=True):
         limit = self.gateway_silent_ms if within_ms is None else within_ms
         return hint is not None and now_ms - hint.seen_ms <= limit
 
-    def choose_for_create(self, sandbox: str, provider: str, now_ms: int) -> str:
-        """Names a living gateway session that can create with `provider`, or ""."""
-        return self._choose(sandbox, [h for h in self._alive(now_ms) if provider in h.providers])
+    def choose_for_create(self, sandbox: str, provider: str, now_ms: int, place: str = "") -> str:
+        """
+        Names a living gateway session that can create with `provider`, or "".
+
+        `place`: the authority at which this create was asked for before. Only there can it be found
+        again, and be ended: at another one it would be another create.
+        """
+        found = [h for h in self._alive(now_ms) if provider in h.providers]
+        if place:
+            found = [h for h in found if h.places.get(provider) == place]
+        return self._choose(sandbox, found)
+
+    def place_of(self, gateway: str, provider: str) -> str:
+        """The authority at which this session creates with `provider`; "" where it did not say."""
+        hint = self.gateways.get(gateway)
+        return "" if hint is None else hint.places.get(provider, "")
 
     def choose_for_authority(self, sandbox: str, authority: str, prefer: str, now_ms: int) -> str:
         """Names a living gateway session that reaches `authority`, or ""."""

@@ -24,7 +24,7 @@ from fencepost.core.sandbox.inputs import CommandReceived
 from fencepost.core.sandbox.news import key_of
 from fencepost.core.sandbox.state import News, Sandbox, SandboxShard
 from fencepost.core.shard_messages import Hold, Unhold
-from fencepost.core.steps import ClaimCommand
+from fencepost.core.steps import ClaimCommand, SandboxSpec
 
 OPERATOR: Final = "operator"
 
@@ -48,9 +48,7 @@ def hold(state: SandboxShard, hints: Hints, value: Hold, now_ms: int) -> list[e.
         ]
         gateway = hints.choose_for_create(value.sandbox, value.spec.provider, now_ms)
         if gateway:
-            made.append(
-                e.Requested(sandbox=value.sandbox, create_id=value.sandbox, gateway=gateway)
-            )
+            made.append(requested(hints, value.sandbox, value.sandbox, gateway, value.spec))
             made.append(_told(value.sandbox, value.dag, value.acquisition, "requested"))
         return made
     if value.dag in sandbox.holders:
@@ -76,6 +74,18 @@ def hold(state: SandboxShard, hints: Hints, value: Hold, now_ms: int) -> list[e.
             _told(sandbox.id, value.dag, value.acquisition, "ready", epoch=sandbox.epoch)
         )
     return entries
+
+
+def requested(
+    hints: Hints, sandbox: str, create_id: str, gateway: str, spec: SandboxSpec
+) -> e.Requested:
+    """Names the session that is to create, and the authority at which it does."""
+    return e.Requested(
+        sandbox=sandbox,
+        create_id=create_id,
+        gateway=gateway,
+        place=hints.place_of(gateway, spec.provider),
+    )
 
 
 def unhold(state: SandboxShard, value: Unhold) -> list[e.SandboxEntry]:

@@ -84,12 +84,14 @@ class GatewaySeen(msgspec.Struct, frozen=True, kw_only=True):
     """
     A gateway session says that it is alive and what it can reach.
 
-    `authorities` are those whose sandboxes it can open; `providers` those it can create with.
+    `authorities` are those whose sandboxes it can open; `providers` those it can create with;
+    `places` says at which authority each of them creates.
     """
 
     gateway: str
     authorities: list[str]
     providers: list[str]
+    places: dict[str, str] = {}
     sandboxes: int = 0
     closing: bool = False
 

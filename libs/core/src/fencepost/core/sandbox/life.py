@@ -53,7 +53,7 @@ def create(
     ]
     gateway = hints.choose_for_create(value.sandbox, spec.provider, now_ms)
     if gateway:
-        entries.append(e.Requested(sandbox=value.sandbox, create_id=create_id, gateway=gateway))
+        entries.append(holding.requested(hints, value.sandbox, create_id, gateway, spec))
     return entries
 
 
@@ -236,8 +236,7 @@ def _opened(
         blank=disk == "cold",
         journal_seq=value.journal_seq if disk == "restored" else 0,
     )
-    if disk == "cold" or checkpoint is not None:
-        # The bytes are gone, or will be: a checkpoint takes the place of all that is there.
+    if disk == "cold":
         return [opened, *outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")]
     if disk == "restored" or evidence == "other_instance":
         # Bytes that come under another instance may be a snapshot's, taken at this very length.
@@ -409,7 +408,7 @@ def _gone(
         )
         gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms)
         if gateway:
-            entries.append(e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway))
+            entries.append(holding.requested(hints, sandbox.id, create_id, gateway, sandbox.spec))
     return entries
 
 
@@ -429,9 +428,9 @@ def overdue(hints: Hints, sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]
             continue
         if made.failures and waited < min(30_000, 500 << min(made.failures, 6)):
             continue
-        gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms)
+        gateway = hints.choose_for_create(sandbox.id, sandbox.spec.provider, now_ms, made.place)
         if gateway:
-            requested = e.Requested(sandbox=sandbox.id, create_id=create_id, gateway=gateway)
+            requested = holding.requested(hints, sandbox.id, create_id, gateway, sandbox.spec)
             first = sandbox.capabilities is None
             return [requested, *(holding.told_all(sandbox, "requested") if first else [])]
     marking = sandbox.marking

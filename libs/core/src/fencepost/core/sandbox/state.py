@@ -63,10 +63,15 @@ class Step(msgspec.Struct, kw_only=True):
 
 
 class Create(msgspec.Struct, kw_only=True):
-    """One create id, until it is settled. `gateway` is "" until one was named."""
+    """
+    One create id, until it is settled. `gateway` is "" until one was named.
+
+    `place` is the authority at which it was first asked for: it is asked for nowhere else.
+    """
 
     create_id: str
     gateway: str = ""
+    place: str = ""
     ambiguous: bool = False
     failures: int = 0
     since_ms: int = 0
