@@ -103,7 +103,7 @@ class Story:
             )
         )
 
-    def gives_up(self, *, kept: tuple[int, int, int, int] = (0, 0, 0, -1), lost: str = "") -> None:
+    def gives_up(self, *, kept: tuple[int, int, str] = (0, 0, ""), lost: str = "") -> None:
         self.tell(e.Recovered(sandbox="box", epoch=2, mode="told", told=1, kept=kept, lost=lost))
 
     def made(self, at: str = "") -> tuple[str, list[str]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fencepost.core import facts
+from fencepost.core import facts, limits
 from fencepost.core.machine import Place
 from fencepost.core.receipts import Marker
 from fencepost.core.sandbox import entries as e
@@ -70,6 +70,23 @@ def test_without_a_gateway_a_create_waits_for_one() -> None:
     bench.see_gateway("gw2")
     bench.tick(600)
     assert only(bench.of_kind(e.Requested)).gateway == "gw2"
+
+
+@pytest.mark.parametrize(
+    ("place", "asked"), [("host-a", ["gw1", "gw2"]), ("host-b", ["gw1"]), ("", ["gw1"])]
+)
+def test_a_create_is_asked_for_again_only_where_it_can_be_found(
+    place: str, asked: list[str]
+) -> None:
+    # At another authority it would be another create, and what the first one made ran on unnamed.
+    bench = Bench()
+    bench.see_gateway(places={"process": "host-a"})
+    bench.create()
+    bench.tick(limits.LEASE_MS + 1)
+    bench.see_gateway("gw2", places={"process": place} if place else {})
+    bench.tick(600)
+    assert [r.gateway for r in bench.of_kind(e.Requested)] == asked
+    assert next(iter(bench.sandbox().creates.values())).place == "host-a"
 
 
 def test_s224_a_create_goes_to_another_gateway_only_after_a_lease() -> None:

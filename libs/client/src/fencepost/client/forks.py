@@ -133,7 +133,7 @@ class Past:
             effect=owed.effect_of(receipt),
             line=first,
             seq=owed.written_seq(receipt),
-            key=owed.key_of(first, receipt, place),
+            key=owed.key_of(first, receipt),
             at=place,
         )
 

@@ -41,7 +41,7 @@ class _Sandbox(msgspec.Struct):
     stopped: bool = False
     done: set[str] = set()
     told: set[str] = set()
-    key: tuple[int, int, int, int] = (0, 0, 0, -1)
+    key: tuple[int, int, str] = (0, 0, "")
     replaying: str = ""
 
     def line_of(self, seq: int) -> int:
@@ -92,7 +92,7 @@ class RecoveryJudge:
         sandbox.recovering = entry.recovering
         sandbox.restored = sandbox.stopped = False
         sandbox.done, sandbox.told = set(), set()
-        sandbox.key, sandbox.replaying = (0, 0, 0, -1), ""
+        sandbox.key, sandbox.replaying = (0, 0, ""), ""
         if entry.disk == "restored" and not entry.checkpoint:
             older = [line for line in sandbox.lines if line[1] < entry.journal_seq]
             sandbox.lines = [*older, (entry.epoch, entry.journal_seq)]
@@ -263,7 +263,7 @@ class RecoveryJudge:
             f"{entry.step} was applied again, {sandbox.replaying!r} was fenced for it",
         )
         sandbox.done.add(entry.step)
-        sandbox.key = (*sandbox.owed.get(entry.step, (0, 0)), 1 << 62, 0)
+        sandbox.key = (*sandbox.owed.get(entry.step, (0, 0)), entry.step)
         sandbox.replaying = ""
 
     def _owed_told(self, sandbox: _Sandbox, entry: e.OwedTold) -> None:

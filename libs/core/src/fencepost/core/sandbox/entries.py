@@ -375,7 +375,7 @@ class Replaying(_Entry, frozen=True, kw_only=True, tag="replaying"):
     no: int
     epoch: int
     session: str
-    key: tuple[int, int, int, int]
+    key: tuple[int, int, str]
     tool: str
     digest: str
     args: msgspec.Raw
@@ -415,7 +415,7 @@ class OwedTold(_Entry, frozen=True, kw_only=True, tag="owed"):
     steps: list[OwedName]
     told: int
     of: int
-    key: tuple[int, int, int, int]
+    key: tuple[int, int, str]
     sum: str
 
 
@@ -457,7 +457,7 @@ class Recovered(_Entry, frozen=True, kw_only=True, tag="recovered"):
     replayed: int = 0
     told: int = 0
     checkpoint: str = ""
-    kept: tuple[int, int, int, int] = (0, 0, 0, -1)
+    kept: tuple[int, int, str] = (0, 0, "")
     lost: str = ""
 
 

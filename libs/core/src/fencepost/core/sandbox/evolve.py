@@ -276,7 +276,7 @@ def _committed(state: SandboxShard, entry: e.Committed, place: Place, _now_ms: i
     step = _close(state, entry, "committed", place)
     sandbox.committed += 1
     if step.spec.effect == "workspace":
-        evolve_recovery.committed(sandbox, entry, step, place)
+        evolve_recovery.committed(sandbox, entry, step)
     sandbox.journal_seq = max(sandbox.journal_seq, entry.receipt.journal_seq)
 
 

@@ -61,10 +61,10 @@ def _hold_anew(sandbox: Sandbox, now_ms: int) -> None:
         sandbox.checkpointing = Checkpointing(id=held.id, reason=held.reason, since_ms=now_ms)
 
 
-def committed(sandbox: Sandbox, entry: e.Committed, step: Step, place: Place) -> None:
+def committed(sandbox: Sandbox, entry: e.Committed, step: Step) -> None:
     receipt = entry.receipt
     line = entry.line or receipt.epoch
-    key = owed.key_of(line, receipt, place)
+    key = owed.key_of(line, receipt)
     if owed.is_covered(sandbox.checkpoint, key[0], key[1]):
         return
     effect = owed.effect_of(receipt)

@@ -120,7 +120,7 @@ class OwedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     sandbox: str
     epoch: int
-    key: tuple[int, int, int, int]
+    key: tuple[int, int, str]
     step: str
     attempt: str
     tool: str
@@ -133,7 +133,7 @@ class OwedStep(msgspec.Struct, frozen=True, kw_only=True):
 class OwedItem(msgspec.Struct, frozen=True, kw_only=True):
     """One owed step, without what it takes to apply it."""
 
-    key: tuple[int, int, int, int]
+    key: tuple[int, int, str]
     step: str
     attempt: str
     tool: str

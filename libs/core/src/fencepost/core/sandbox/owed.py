@@ -77,8 +77,8 @@ def line_of(sandbox: Sandbox, seq: int) -> int:
     return found
 
 
-def key_of(line: int, receipt: Receipt, place: Place) -> Key:
-    return line, written_seq(receipt), place.after, place.index
+def key_of(line: int, receipt: Receipt) -> Key:
+    return line, written_seq(receipt), receipt.step
 
 
 def is_covered(checkpoint: Checkpoint | None, line: int, seq: int) -> bool:
@@ -161,7 +161,7 @@ class OwedList:
             or is_covered(self._checkpoint, line, written_seq(entry.receipt))
         ):
             return
-        key = key_of(line, entry.receipt, place)
+        key = key_of(line, entry.receipt)
         effect = effect_of(entry.receipt)
         self._owed.append(
             Owed(key, entry.step, entry.attempt, step.tool, step.digest, effect, step.at)

@@ -24,15 +24,15 @@ Phase: TypeAlias = Literal[
 ]
 
 
-Key: TypeAlias = tuple[int, int, int, int]
+Key: TypeAlias = tuple[int, int, str]
 """
 Where a committed effect stands in the order in which disks saw them: line, journal sequence, and
-the place of its `committed` entry, which only breaks ties.
+the step's name, which only breaks ties.
 
 A line is one disk's history: the first epoch of the disk that the write was made on.
 """
 
-FIRST: Key = (0, 0, 0, -1)
+FIRST: Key = (0, 0, "")
 
 
 class Step(msgspec.Struct, kw_only=True):
