@@ -30,9 +30,9 @@ KILLED_AT: dict[str, int] = {
     "settle an ambiguous create as if it had failed": 32,
     "take one call's failure for the end of its create id": 252,
     "let a second disk be made for a lost one that is not gone": 8,
-    "a revocation that looks at the attempt alone": 75,
+    "a revocation that looks at the attempt alone": 209,
     "go on with an undo on other bytes": 209,
-    "forget what was read of a disk when its marking comes to nothing": 286,
+    "forget what was read of a disk when its marking comes to nothing": 90,
 }
 
 
