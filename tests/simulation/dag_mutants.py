@@ -161,6 +161,22 @@ DAG_MUTANTS = (
         faults=("stray_started", "stop_refused"),
     ),
     Mutant(
+        "ask for a create again at another authority",
+        CORE + "life",
+        "overdue",
+        ", made.place)",
+        ")",
+        dags=True,
+        rates={
+            "gateway_reaches_one": 0.6,
+            "gateway_creates_elsewhere": 0.6,
+            "gateway_crash_at_point": 0.06,
+            "gateway_crash": 0.08,
+            "create_ambiguous": 0.3,
+            "provider_slow": 0.3,
+        },
+    ),
+    Mutant(
         "settle a create that was ordered as if it was not",
         CORE + "holding",
         "begin_release",

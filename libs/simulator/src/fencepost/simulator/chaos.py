@@ -64,6 +64,7 @@ class Chaos:
             "sandbox_restarted": self._restarted,
             "snapshot_restored": self._restored,
             "disk_swapped_under_tool": self._swapped,
+            "preemption_announced": self._preemption_announced,
         }
         if trackers:
             self._does |= {name: getattr(self, f"_{name}") for name in DAG_CHAOS_FAULTS}
@@ -94,6 +95,7 @@ class Chaos:
         for gateway in self.gateways:
             gateway.cut_off_until_ms = 0
             gateway.reaches = AUTHORITIES
+            gateway.places = gateway.home
 
     def _tick(self) -> None:
         world = self.world
@@ -292,6 +294,15 @@ class Chaos:
         instance = self._instance()
         if instance is not None:
             self.provider.vanish(instance)
+
+    def _preemption_announced(self) -> None:
+        """The provider says that it will take an instance, and does; or only later, or sooner."""
+        instance = self._instance()
+        if instance is not None:
+            grace_ms = self.world.between(100, 3_000)
+            for gateway in self.gateways:
+                gateway.announce(instance.ref, grace_ms)
+            self.world.after(grace_ms, self.provider.vanish, instance)
 
     def _preempted_but_acting(self) -> None:
         instance = self._instance()

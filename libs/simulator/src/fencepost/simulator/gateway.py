@@ -19,9 +19,12 @@ from fencepost.core.facts import Ref
 from fencepost.core.sandbox.inputs import GatewaySeen, Heartbeat, Heartbeats, ReceiptReceived
 from fencepost.core.sandbox.orders import (
     AttachOrder,
+    CheckpointOrder,
     CreateOrder,
     Dispatch,
     MarkOrder,
+    PruneOrder,
+    RestoreOrder,
     StopOrder,
 )
 from fencepost.simulator.disks import Marker
@@ -34,6 +37,7 @@ from fencepost.simulator.provider import (
     Instance,
     Provider,
 )
+from fencepost.simulator.storing import PutBack, RestoreCall, Spoiled, TakeCall, Taken, Workspace
 from fencepost.simulator.toolhost import Marked, Toolhost
 from fencepost.simulator.world import Process, World
 
@@ -44,8 +48,7 @@ FACT_WAIT_MS: Final = 300
 HELLO_MS: Final = 1_500
 MARK_WAIT_MS: Final = 6_000
 GONE_WITHIN_MS: Final = 5_000
-PROVIDERS: Final = {AUTHORITY: "process", OTHER_AUTHORITY: "other"}
-AUTHORITY_OF: Final = {name: authority for authority, name in PROVIDERS.items()}
+AUTHORITY_OF: Final = {"process": AUTHORITY, "other": OTHER_AUTHORITY}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -91,6 +94,8 @@ class Gateway(Process):
         self.cut_off_until_ms = 0
         self.session = ""
         self.reaches: tuple[str, ...] = AUTHORITIES
+        self.home = dict(AUTHORITY_OF)
+        self.places = self.home
         self.sessions = 0
         self.attached: dict[str, Attachment] = {}
         self._minted = 0
@@ -112,8 +117,18 @@ class Gateway(Process):
         self._facts = deque()
         self._renewed_ms = None
         self.reaches = AUTHORITIES
+        if (
+            self.sessions == 1
+            and self.world.options.observes_gone
+            and self.world.hit("gateway_creates_elsewhere")
+        ):
+            # Another host, for good: providers of these names are at one authority here. One that
+            # cannot see what is gone would never have anything built again.
+            self.home = dict.fromkeys(AUTHORITY_OF, AUTHORITIES[self.world.between(0, 1)])
+        self.places = self.home
         if self.world.hit("gateway_reaches_one"):
             self.reaches = (AUTHORITIES[self.world.between(0, 1)],)
+            self.places = {name: at for name, at in self.home.items() if at in self.reaches}
         self.world.tell("session", self.session)
         self.after(self.world.between(0, 50), self._beat)
 
@@ -167,7 +182,8 @@ class Gateway(Process):
                     GatewaySeen(
                         gateway=self.session,
                         authorities=list(self.reaches),
-                        providers=[PROVIDERS[authority] for authority in self.reaches],
+                        providers=list(self.places),
+                        places=self.places,
                         sandboxes=len(self.attached),
                     )
                 )
@@ -262,6 +278,10 @@ class Gateway(Process):
                 self._once(f"attach/{order.sandbox}", lambda done: self._attach(order, done))
             case MarkOrder():
                 self._mark(order)
+            case CheckpointOrder() | RestoreOrder():
+                self._about_workspace(order)
+            case PruneOrder():
+                self.provider.outside.store.prune(order.sandbox, order.keep)
             case StopOrder():
                 about = order.create_id if order.ref is None else order.ref.instance
                 self._once(f"stop/{about}", lambda done: self._stop(order, done))
@@ -291,7 +311,7 @@ class Gateway(Process):
     # --- creating ---------------------------------------------------------------------------
 
     def _create(self, order: CreateOrder, done: Callable[[], None]) -> None:
-        authority = AUTHORITY_OF.get(order.spec.provider, AUTHORITY)
+        authority = self.places.get(order.spec.provider, AUTHORITY)
 
         def answered(said: Any) -> None:
             done()
@@ -468,6 +488,87 @@ class Gateway(Process):
 
         self.provider.observe(self, attachment.ref, observed)
 
+    # --- checkpoints ------------------------------------------------------------------------
+
+    def _about_workspace(self, order: CheckpointOrder | RestoreOrder) -> None:
+        attachment = self.attached.get(order.sandbox)
+        toolhost = attachment.toolhost if attachment is not None else None
+        if attachment is None or attachment.session != order.session or toolhost is None:
+            return
+        if not self.may_write():
+            return
+        call: TakeCall | RestoreCall
+        if isinstance(order, CheckpointOrder):
+            call = TakeCall(order)
+        else:
+            found = self.provider.outside.store.get(order.namespace, order.manifest)
+            if self.world.hit("restore_fails"):
+                self._put_about(facts.RestoreFailed, order, reason="unreachable")
+                return
+            if not isinstance(found, Workspace):
+                self._put_about(facts.RestoreFailed, order, reason=found or "missing")
+                return
+            call = RestoreCall(order, found)
+        delay_ms = self.world.between(1, 150)
+        self.after(delay_ms, self._to, attachment, toolhost, toolhost.store, call)
+
+    def _put_about(self, kind: Any, order: CheckpointOrder | RestoreOrder, **more: Any) -> None:
+        self.put(
+            kind(
+                sandbox=order.sandbox,
+                gateway=self.session,
+                session=order.session,
+                epoch=order.epoch,
+                checkpoint=order.checkpoint,
+                **more,
+            )
+        )
+
+    def _said_taken(self, said: Taken) -> None:
+        if self.world.hit("checkpoint_fails"):
+            self._put_about(facts.CheckpointFailed, said.order, reason="unreachable")
+            return
+        spoiled: Spoiled = ""
+        if self.world.hit("checkpoint_spoiled"):
+            spoiled = "missing" if self.world.rng.random() < 0.5 else "corrupt"
+        store = self.provider.outside.store
+        manifest = store.put(said.order.sandbox, said.workspace, spoiled=spoiled)
+        if self._crashes_here():
+            return
+        self._put_about(
+            facts.Checkpointed,
+            said.order,
+            nonce=said.nonce,
+            manifest=manifest,
+            journal_seq=said.journal_seq,
+        )
+
+    def _said_put_back(self, said: PutBack) -> None:
+        if said.reason:
+            self._put_about(facts.RestoreFailed, said.order, reason=said.reason)
+            return
+        self._put_about(
+            facts.Restored,
+            said.order,
+            manifest=said.order.manifest,
+            journal_seq=said.journal_seq,
+        )
+
+    def announce(self, ref: Ref, grace_ms: int) -> None:
+        """The provider says that it will take this instance away."""
+        for attachment in self.attached.values():
+            if attachment.ref == ref and attachment.marked is not None:
+                said = facts.Preempting(
+                    sandbox=attachment.sandbox,
+                    gateway=self.session,
+                    session=attachment.session,
+                    epoch=attachment.marked.epoch,
+                    ref=ref,
+                    grace_ms=grace_ms,
+                )
+                self.put(said)
+                return
+
     # --- what toolhosts say -------------------------------------------------------------------
 
     def _hear(self, attachment: Attachment, kind: str, value: Any) -> None:
@@ -493,6 +594,10 @@ class Gateway(Process):
             self._said_hello(attachment, *value)
         elif kind == "marked":
             self._said_marked(attachment, value)
+        elif kind == "taken":
+            self._said_taken(value)
+        elif kind == "put back":
+            self._said_put_back(value)
 
     def _said_hello(self, attachment: Attachment, marker: Marker | None, journal_seq: int) -> None:
         attachment.found = facts.Found(
@@ -609,4 +714,4 @@ class Gateway(Process):
                     order.sandbox, order.create_id, "create_ambiguous", ambiguous=True
                 )
 
-        self.provider.settle(self, order.create_id, settled)
+        self.provider.settle(self, order.create_id, self.reaches, settled)

@@ -75,6 +75,10 @@ CHAOS_FAULTS: Final[dict[str, float]] = {
 LATER_FAULTS: Final[dict[str, float]] = {
     "disk_rolled_back_before_mark": 0.10,
     "replay_differs": 0.03,
+    "checkpoint_fails": 0.15,
+    "checkpoint_spoiled": 0.05,
+    "restore_fails": 0.20,
+    "preemption_announced": 0.04,
 }
 # Of runs with DAGs: messages between shards, trackers, sweepers, listings, partitions, clients.
 DAG_FAULTS: Final[dict[str, float]] = {
@@ -105,6 +109,7 @@ DAG_FAULTS: Final[dict[str, float]] = {
     "list_of_other_authority": 0.15,
     "list_of_other_deployment": 0.10,
     "gateway_reaches_one": 0.20,
+    "gateway_creates_elsewhere": 0.30,
     "sweep_census_only": 0.10,
     "sweep_lead_lost": 0.10,
     "dag_cancelled_at_point": 0.03,
@@ -157,6 +162,8 @@ ENABLERS: Final[dict[str, tuple[str, ...]]] = {
     "stop_stuck": ("sandbox_released",),
     "disk_rolled_back_before_mark": ("channel_cut",),
     "replay_differs": ("sandbox_preempted",),
+    "checkpoint_spoiled": ("sandbox_preempted",),
+    "restore_fails": ("sandbox_preempted",),
     "disk_swapped_under_tool": ("gateway_crash", "sandbox_restarted"),
     "native_id_recycled": ("sandbox_preempted",),
     "dag_cancelled_at_rebuild": ("sandbox_preempted",),
@@ -181,6 +188,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     and `safety_ms` have passed; then faults stop and everything must settle within `settle_ms`.
     Without `dags` there are neither trackers nor sweepers. `window` bounds what a shard's owner
     keeps of messages that were not acknowledged. `observes_gone`: whether the second authority can.
+    `checkpoints`: of so many committed steps one is taken, by policy; 0 for none at all.
     """
 
     shards: int = 2
@@ -198,6 +206,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sweepers: int = 1
     window: int = 8
     observes_gone: bool = True
+    checkpoints: int = 0
     rates: dict[str, float] = {}
     spared: tuple[int, ...] = ()
     withheld: tuple[int, ...] = ()
@@ -231,9 +240,11 @@ def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None 
         rate = min(base * lots.choice((0.33, 1.0, 3.0)), 0.9)
         if on if faults is None else name in faults:
             rates[name] = round(rate, 4)
+    checkpoints = random.Random(f"options of checkpoints/{seed}")
     drawn = msgspec.structs.replace(
         drawn,
         rates=rates,
+        checkpoints=checkpoints.choice((0, 2, 5, 20)),
         dags=of_dags.choice((0, 1, 2, 4)),
         trackers=of_dags.choice((1, 2, 3)),
         sweepers=of_dags.choice((1, 2)),

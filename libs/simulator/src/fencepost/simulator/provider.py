@@ -111,8 +111,8 @@ class Provider:
         self.outside = outside
         self.observer = observer
         self.instances: dict[str, Instance] = {}
-        self.by_create: dict[str, Instance] = {}
-        self.settled: dict[str, None] = {}
+        self.by_create: dict[tuple[str, str], Instance] = {}
+        self.settled: dict[tuple[str, str], None] = {}
         self.starts = 0
         self._natives = {AUTHORITY: 0}
         self._toolhosts = 0
@@ -176,14 +176,14 @@ class Provider:
     def _make(
         self, create_id: str, sandbox: str, authority: str, labels: dict[str, str]
     ) -> Created | CreateRefused:
-        known = self.by_create.get(create_id)
+        known = self.by_create.get((authority, create_id))
         if known is not None:
             return Created(known.ref)
-        if create_id in self.settled:
+        if (authority, create_id) in self.settled:
             return CreateRefused("settled")
         labels = {**labels, sweeping.LABEL_DEPLOYMENT: DEPLOYMENT}
         instance = self.start(create_id, sandbox, authority, labels)
-        self.by_create[create_id] = instance
+        self.by_create[(authority, create_id)] = instance
         self.observer.started(instance)
         return Created(instance.ref)
 
@@ -231,16 +231,26 @@ class Provider:
         return instance
 
     def settle(
-        self, process: Process, create_id: str, answer: Callable[[Ref | str | None], None]
+        self,
+        process: Process,
+        create_id: str,
+        authorities: tuple[str, ...],
+        answer: Callable[[Ref | str | None], None],
     ) -> None:
-        """Promises that no later create under this id makes anything, and finds what it made."""
+        """
+        Promises that no later create under this id makes anything there, and finds what it made.
+        """
 
         def work() -> Ref | str | None:
-            self.settled[create_id] = None
+            for authority in authorities:
+                self.settled[(authority, create_id)] = None
             if self.world.hit("observe_unknown"):
                 return "unknown"
-            known = self.by_create.get(create_id)
-            return None if known is None else known.ref
+            for authority in authorities:
+                known = self.by_create.get((authority, create_id))
+                if known is not None:
+                    return known.ref
+            return None
 
         self._call(process, work, answer, "unknown")
 
