@@ -25,7 +25,7 @@ from fencepost.core.errors import UnknownError
 from fencepost.runtime.link import Link
 
 NODES: Final = 3
-START_S_MAX: Final = 40.0
+START_S_MAX: Final = 90.0
 TEMPLATE: Final = Path(__file__).parents[2] / "deploy" / "nats" / "cluster.conf"
 AUTHORIZATION: Final = "authorization.conf"
 _LOOK_S: Final = 0.05
