@@ -177,6 +177,15 @@ DAG_MUTANTS = (
         },
     ),
     Mutant(
+        "know a batch again by owner, term and number alone",
+        SIMULATOR + "owner",
+        "Hold._batch_id",
+        ".{self.number}.",
+        ".",
+        seeds=300,
+        faults=("read_stale", "owner_rival", "append_answer_lost"),
+    ),
+    Mutant(
         "settle a create that was ordered as if it was not",
         CORE + "holding",
         "begin_release",

@@ -662,3 +662,15 @@ async def test_entries_are_counted_by_kind(rig: Rig) -> None:
     assert value("fencepost_entries_total", {"kind": "added"}) == 1
     assert value("fencepost_entries_total", {"kind": "opened"}) == 1
     assert value("fencepost_batches_total") == 2
+
+
+async def test_no_two_ownerships_of_one_owner_make_a_batch_of_one_id(rig: Rig) -> None:
+    # One that folded a stale read opens its former term once more, and counts its batches anew.
+    first = await rig.own("a", 0)
+    opened = rig.batches(0)[-1]
+    await first.stop(hand_over=False)
+    second = await rig.own("a", 0)
+    second.shard.term, second._batches = opened.term, 0
+    again = second._batch(shard_runner._Turn(opened.now_ms))
+    assert (again.owner, again.term) == (opened.owner, opened.term)
+    assert again.id != opened.id

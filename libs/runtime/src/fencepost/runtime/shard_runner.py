@@ -16,6 +16,7 @@ term was accepted within the asker's bound.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -176,6 +177,9 @@ class ShardRunner:
         self.machine = machine
         self.shard = Shard(machine, shard, shards, bus=bus, clock=clock)
         self.owner = owner
+        # A batch is known again by its id. An owner that was one before, and folded a stale read,
+        # opens its former term once more: without this it would take its former batches for these.
+        self._ownership = secrets.token_hex(6)
         self.is_owner = False
         self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._log = log
@@ -688,7 +692,7 @@ class ShardRunner:
         self._batches += 1
         return Batch(
             v=BATCH_VERSION,
-            id=f"{self.owner}.{shard.shard}.{shard.term}.{self._batches}",
+            id=f"{self.owner}.{self._ownership}.{shard.shard}.{shard.term}.{self._batches}",
             family=self.machine.family,
             shard=shard.shard,
             term=shard.term,

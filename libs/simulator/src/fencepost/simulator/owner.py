@@ -86,6 +86,7 @@ class Hold:
 
     def __init__(self, planner: Planner, shard: int) -> None:
         self.planner = planner
+        self.number = planner.takeovers
         self.world: World = planner.world
         self.shard = shard
         self.machine = planner.machine
@@ -308,7 +309,7 @@ class Hold:
         if mail is not None and mail.position():
             at = Position(INCARNATION, mail.position())
             self.positions = {**self.positions, "messages": at}
-        batch_id = f"{self.planner.name}.{self.planner.life}.{self.term}.{self.accepted_count}"
+        batch_id = self._batch_id()
         batch = Batch(
             v=BATCH_VERSION,
             id=batch_id,
@@ -328,6 +329,11 @@ class Hold:
         payload = _ENCODE(batch)
         self._flight = _Flight(batch_id, self.head, payload, entries, now_ms, self.world.now_ms)
         self._append()
+
+    def _batch_id(self) -> str:
+        """Unique over all holds: the same term may be opened twice by one replica."""
+        planner = self.planner
+        return f"{planner.name}.{planner.life}.{self.number}.{self.term}.{self.accepted_count}"
 
     def recorded_positions(self) -> dict[str, Position]:
         return self.positions

@@ -55,6 +55,7 @@ class Planner(Process):
         self.shards = len(log.batches)
         self.snapshot_every = world.options.snapshot_every
         self.skew_ms = 0
+        self.takeovers = 0
         self.holds: dict[int, Hold] = {}
         self._perform = perform
         self._observer = observer
@@ -93,6 +94,7 @@ class Planner(Process):
     def take(self, shard: int) -> None:
         """Starts a takeover, whatever the lock says."""
         if shard not in self.holds:
+            self.takeovers += 1
             hold = Hold(self, shard)
             self.holds[shard] = hold
             hold.start()
