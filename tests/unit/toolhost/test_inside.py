@@ -24,6 +24,7 @@ class One:
     def __init__(self, attempt: str, no: int) -> None:
         self.attempt, self.no = attempt, no
         self.direction, self.step, self.tool = "apply", attempt.partition(".")[0], "write_file"
+        self.key = attempt
 
 
 def begun(one: One) -> dict[str, Any]:
@@ -120,3 +121,18 @@ def test_a_marker_that_moves_under_a_command_makes_it_indeterminate(host: Toolho
     assert (receipt["verdict"], receipt["reason"]) == ("indeterminate", "marker_moved")
     later = host.apply(disk.fence("s2.1", epoch=8, session="B"), "run_command", {"shell": "true"})
     assert later["verdict"] == "applied"
+
+
+def test_a_roll_back_that_fails_leaves_the_question_open() -> None:
+    """Whoever asks again has it settled first; to call it indeterminate would close it for good."""
+
+    class Failing:
+        def roll_back(self, *_: Any) -> None:
+            raise FileNotFoundError(errno.ENOENT, "taken away")
+
+    class Host:
+        files = Failing()
+
+    with pytest.raises(toolhost.Fault) as fault:
+        toolhost.Toolhost.take_back(Host(), One("s1.1", 1), [])
+    assert fault.value.reason == "io_error"

@@ -4399,8 +4399,9 @@ class Toolhost:
         try:
             self.files.roll_back(call.key, ops, call.no)
         except OSError as error:
-            # The record stays open: it is settled before anything else is done on this disk.
-            raise Indeterminate("io_error", "cannot be rolled back yet: %s" % error) from error
+            # The record stays open: it is settled before anything else is done on this disk, so
+            # asking again tells; and where the disk is being taken away, nobody will ask.
+            raise Fault("io_error", "cannot be rolled back yet: %s" % error) from error
         try:
             self.journal.append(record_of("rolled", call), owe=True)
         except OSError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from fencepost.core import limits
 from fencepost.core.receipts import Direction, Receipt
 from fencepost.core.sandbox.state import Sandbox, Step
@@ -45,6 +46,7 @@ REASONS: Final = (
 _QUOTE: Final = ord('"')
 _ESCAPE: Final = ord("\\")
 _CHANGES_UNMEASURED: Final = 32
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 def why_not(
@@ -135,7 +137,7 @@ def _why_not_recorded(receipt: Receipt) -> str:
     result = bytes(receipt.result)
     size = len(result) + 6 * (len(receipt.detail) + len(receipt.reason) + len(receipt.of))
     if size > limits.RECEIPT_BYTES_MAX // 4 or len(receipt.changes) > _CHANGES_UNMEASURED:
-        size += sum(len(change.path) * 6 + 320 for change in receipt.changes)
+        size += len(_ENCODE(receipt.changes))
         if size > limits.RECEIPT_BYTES_MAX:
             return "too_large"
     if result.count(b"[") + result.count(b"{") > limits.NESTING_MAX and _is_deep(result):
