@@ -58,6 +58,7 @@ class Compose:
             "FENCEPOST_DEPLOYMENT": PROJECT,
             "DOCKER_SOCKET": engine.host.removeprefix("unix://"),
             "COMPOSE_HTTP_TIMEOUT": "180",
+            "FENCEPOST_HEALTH_INTERVAL": "2s",
         }
 
     def run(self, *words: str, seconds: float = 300) -> str:
@@ -263,6 +264,27 @@ def test_killed_planners_and_gateways_lose_no_committed_step(compose: Compose) -
     assert {step["state"] for step in other} <= {"indeterminate"}, other
     assert len(committed) >= 16
     compose.until_healthy(planner=3, sandbox_gateway=1)
+
+
+def test_a_sandbox_ended_behind_our_back_is_made_again_and_owes_nothing(compose: Compose) -> None:
+    engine = compose.engine
+    running = ("ps", "-q", "--filter", f"label=fencepost.deployment={PROJECT}")
+    load = Load(compose, sandboxes=1)
+    for word in (("kill",), ("restart", "-t", "0"), ("rm", "-fv")):
+        load.until_more()
+        (sandbox,) = engine.docker(*running).split()
+        engine.docker(*word, sandbox)
+        epoch = load.steps()[-1]["epoch"]
+        until(f"a generation after {word[0]}", lambda: load.steps()[-1]["epoch"] > epoch)
+    load.until_more()
+    steps, logs = load.end()
+    done = [line for log in logs.values() for line in log]
+    assert len(done) == len(set(done)), "a step was done twice on one disk"
+    committed = [step["step"] for step in steps if step["state"] == "committed"]
+    assert set(committed) <= set(done)
+    other = {step["state"] for step in steps if step["state"] != "committed"}
+    assert other <= {"indeterminate", "compensated"}, other
+    assert len({step["epoch"] for step in steps}) >= 4
 
 
 def test_the_recorded_ledger_is_clean_and_nothing_is_left(compose: Compose) -> None:

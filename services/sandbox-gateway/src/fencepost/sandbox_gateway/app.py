@@ -92,6 +92,13 @@ class Gateway:
 
     async def start(self) -> None:
         """Looks at the providers, connects, and begins with a session."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()  # nobody else stops what did not start
+            raise
+
+    async def _start(self) -> None:
         config = self._config
         providers = self._providers = await runtimes.open_providers(config)
         for provider in providers.values():
