@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fencepost.client import users
+from fencepost.client import doctor_nats, users
 from fencepost.client.client import Client
 from fencepost.client.embedded import NatsServer
 from fencepost.contracts import authorization, grants, streams, subjects
@@ -257,3 +257,33 @@ def test_secrets_are_for_their_owner_alone_and_made_once(tmp_path: Path) -> None
     made["planner"].unlink()
     with pytest.raises(RefusedError, match="planner"):
         users.make(tmp_path, secrets_folder=tmp_path / "credentials")
+
+
+async def test_the_doctor_says_what_is_wrong_with_a_deployment(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def told(**environment: str) -> list[str]:
+        for name in ("URL", "CREDENTIALS", "CA", "CERT", "KEY"):
+            monkeypatch.delenv(f"FENCEPOST_NATS_{name}", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(f"FENCEPOST_NATS_{name}", value)
+        found = await asyncio.to_thread(lambda: list(doctor_nats.checks()))
+        return [f"{check.status}: {check.found}" for check in found]
+
+    url, client = guarded.server.url, str(guarded.credentials["client"])
+    assert await told() == []
+    assert await told(URL=url, CREDENTIALS=client) == [f"ok: {client}", "ok: lets client in"]
+    [none, refused] = await told(URL=url)
+    assert none.startswith("warning: none")
+    assert "does not take nobody" in refused
+    [missing] = await told(URL=url, CREDENTIALS=str(tmp_path / "gone"))
+    assert "FENCEPOST_NATS_CREDENTIALS" in missing
+    [_, no_right] = await told(URL=url, CREDENTIALS=str(guarded.credentials["tracker"]))
+    assert "do not let tracker publish" in no_right
+    open_to_all = tmp_path / "open.credentials"
+    open_to_all.write_text(Path(client).read_text())
+    open_to_all.chmod(0o644)
+    [readable, _] = await told(URL=url, CREDENTIALS=str(open_to_all))
+    assert "others may read it" in readable
+    [no_certificate] = await told(URL=url, CREDENTIALS=client, CA=client)
+    assert "FENCEPOST_NATS_CA" in no_certificate

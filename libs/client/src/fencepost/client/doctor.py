@@ -40,6 +40,9 @@ def checks(data: Path) -> Iterator[Check]:
     )
     yield _bubblewrap()
     yield _git()
+    from fencepost.client import doctor_nats
+
+    yield from doctor_nats.checks()
 
 
 def _python() -> Check:

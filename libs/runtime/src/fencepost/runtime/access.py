@@ -57,7 +57,10 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             return None
         context = ssl.create_default_context()
         if self.ca:
-            context = ssl.create_default_context(cafile=_there("nats_ca", self.ca))
+            try:
+                context = ssl.create_default_context(cafile=_there("nats_ca", self.ca))
+            except (OSError, ssl.SSLError) as error:
+                raise _unusable("nats_ca", self.ca, str(error)) from error
         if self.cert:
             try:
                 context.load_cert_chain(
