@@ -298,6 +298,17 @@ def test_accepting_a_disk_without_its_checkpoint_goes_on_with_what_came_after() 
     decide(bench, "accept")
     bench.recover()
     assert replayed(bench) == ["s1"]
+    ended = bench.of_kind(e.Recovered)[-1]
+    assert (ended.mode, ended.without) == ("accepted", "k1"), "it is not called whole by itself"
+
+
+def test_accepting_a_disk_without_its_checkpoint_where_nothing_else_is_owed() -> None:
+    bench = with_checkpoint()
+    restore_failed(bench, "corrupt")
+    assert kinds(decide(bench, "accept")) == ["recovery_decided", "recovered"]
+    assert bench.of_kind(e.Recovered)[-1].without == "k1"
+    bench.cold()
+    assert restore_order(bench).checkpoint == "k1", "tried again"
 
 
 # --- forks ------------------------------------------------------------------------------------------
@@ -739,6 +750,8 @@ def test_owed_steps_have_no_deadline_and_no_number_of_attempts() -> None:
 def test_no_checkpoint_is_taken_of_what_owes() -> None:
     bench = owing("s1")
     assert kinds(bench.command("checkpoint", "k1", {}) + bench.tick()) == ["checkpoint_asked"]
+    bench.beat()
+    assert "checkpointing" not in kinds(bench.tick(600)), "nor by time"
     assert "checkpointing" in kinds(bench.recover())
 
 

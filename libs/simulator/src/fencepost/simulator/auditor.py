@@ -61,7 +61,19 @@ _MOMENTS = frozenset(
 class StepView:
     """One step as its entries tell it."""
 
-    __slots__ = ("attempt", "digest", "direction", "effect", "epoch", "no", "session", "state")
+    __slots__ = (
+        "attempt",
+        "commit_after",
+        "digest",
+        "direction",
+        "doubted",
+        "effect",
+        "epoch",
+        "joined",
+        "no",
+        "session",
+        "state",
+    )
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.effect: str = spec.get("effect", "workspace")
@@ -72,6 +84,9 @@ class StepView:
         self.session = ""
         self.direction = ""
         self.state = "pending"
+        self.commit_after: str = spec.get("commit_after", "receipt")
+        self.joined = False
+        self.doubted = False
 
     @property
     def is_final(self) -> bool:
@@ -102,6 +117,7 @@ class SandboxView:
         self.steps: dict[str, StepView] = {}
         self.committed: dict[str, None] = {}
         self.excused: dict[str, None] = {}
+        self.manifest = ""
 
 
 class MadeReceipt(NamedTuple):
@@ -353,11 +369,18 @@ def _take(auditor: Auditor, view: SandboxView, kind: str, entry: dict[str, Any])
             view.open, view.session = False, ""
         case "condemned":
             view.condemned = True
+        case "checkpointed":
+            view.manifest = entry["manifest"]
         case "owed":
             for told, *_ in entry["steps"]:
                 view.committed.pop(told, None)
         case "recovered":
             view.excused = {}
+            if entry.get("lost") or entry.get("without") or entry["mode"] == "accepted":
+                # What the disk lacks is not listed then; it was said that nobody may count on it.
+                view.committed = {}
+            if entry.get("lost"):
+                view.manifest = ""
         case "holder_added":
             view.keepers["dag/" + entry["dag"]] = None
             view.held_by[(entry["dag"], entry["acquisition"])] = True
@@ -391,7 +414,10 @@ def _take_step(
             step.state, step.attempt, step.no = "fenced", entry["attempt"], entry["no"]
             step.epoch, step.session = entry["epoch"], entry["session"]
             step.direction = entry.get("direction", "apply")
+            step.joined = False
             view.next_no = entry["no"] + 1
+        case "joined":
+            step.joined = True
         case "replaying":
             view.next_no = entry["no"] + 1
         case "replayed":
@@ -406,5 +432,6 @@ def _take_step(
                 step.state = "compensated"
         case "indeterminate":
             step.state = "indeterminate"
+            step.doubted = True
         case "resolved":
             step.state = entry["state"]

@@ -79,9 +79,34 @@ class CommitIsOnDisk(Checker):
         auditor.on_entry.setdefault("epoch_opened", []).append(self.epoch_opened)
         auditor.on_entry.setdefault("attached", []).append(self.attached)
         auditor.on_entry.setdefault("recovered", []).append(self.recovered)
+        auditor.on_entry.setdefault("checkpointed", []).append(self.checkpointed)
+
+    def checkpointed(self, view: SandboxView, entry: dict[str, Any]) -> None:
+        """It holds what was committed, once, and nothing that may yet be taken back."""
+        stored = self.auditor.outside.store.truth(view.name, entry["manifest"])
+        if stored is None:
+            self.need(False, f"{view.name}: {entry['checkpoint']} was never stored")
+            return
+        for name in view.committed:
+            self.need(
+                stored.held.get(name, 0) == 1,
+                f"{view.name}: {entry['checkpoint']} does not hold the committed {name}",
+            )
+        for name in stored.held:
+            step = view.steps[name]
+            self.need(
+                step.state in ("committed", "indeterminate") or step.joined or step.doubted,
+                f"{view.name}: {entry['checkpoint']} holds {name}, which is {step.state}",
+            )
 
     def committed(self, view: SandboxView, entry: dict[str, Any]) -> None:
         receipt = entry["receipt"]
+        if view.steps[entry["step"]].commit_after == "checkpoint":
+            stored = self.auditor.outside.store.truth(view.name, view.manifest)
+            self.need(
+                stored is not None and stored.held.get(entry["step"], 0) == 1,
+                f"{entry['step']} is committed after a checkpoint, and is in none",
+            )
         made = self.auditor.receipts.get((view.name, receipt["attempt"], receipt["no"]))
         if made is None:
             self.need(False, f"{entry['step']} is committed by a receipt that no disk gave")
@@ -97,8 +122,10 @@ class CommitIsOnDisk(Checker):
         disks = [i.disk.contents for i in self.auditor.running(view) if i.name == view.instance]
         for contents in disks:
             marker = contents.marker
-            if marker is None or marker.session != view.session or entry["mode"] == "accepted":
+            if marker is None or marker.session != view.session:
                 continue
+            if entry["mode"] == "accepted" or entry.get("without"):
+                continue  # a person took the disk as it is
             for name in view.committed:
                 self.need(
                     contents.held.get(name, 0) > 0,
@@ -111,6 +138,9 @@ class CommitIsOnDisk(Checker):
         if entry["disk"] == "warm":
             return
         owed = entry.get("owed", 0)
+        if entry.get("checkpoint"):
+            view.excused = dict(view.committed)
+            return  # what it starts from, and what is owed beyond, is seen once it recovered
         self.need(
             owed >= len(view.committed),
             f"{view.name} opens a {entry['disk']} epoch {entry['epoch']} that owes {owed}, "

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 from fencepost.core.receipts import Receipt
+from fencepost.simulator.storing import Store
 from fencepost.simulator.world import Process
 
 # Of a point that came back: nobody has read it yet, it was read, it was marked ("").
@@ -48,7 +49,12 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct, kw_only=True):
-    """The bytes of one disk. `order` is the order in which the journal's records began."""
+    """
+    The bytes of one disk. `order` is the order in which the journal's records began.
+
+    `restoring`: begun and not finished. `restored` is the checkpoint that was put back, in the
+    epoch `restored_in`; `applied_in` the last epoch in which a step was begun.
+    """
 
     marker: Marker | None = None
     journal: dict[str, Record] = {}
@@ -57,6 +63,10 @@ class Contents(msgspec.Struct, kw_only=True):
     journal_seq: int = 0
     files: dict[str, str] = {}
     held: dict[str, int] = {}
+    applied_in: int = 0
+    restoring: bool = False
+    restored: tuple[str, str] = ("", "")
+    restored_in: int = 0
 
     def copy(self) -> Contents:
         return Contents(
@@ -67,6 +77,10 @@ class Contents(msgspec.Struct, kw_only=True):
             journal_seq=self.journal_seq,
             files=dict(self.files),
             held=dict(self.held),
+            applied_in=self.applied_in,
+            restoring=self.restoring,
+            restored=self.restored,
+            restored_in=self.restored_in,
         )
 
     def record(self, key: str, *, attempt: str, direction: str, step: str, no: int) -> Record:
@@ -114,9 +128,10 @@ class Disk:
 
 
 class Outside:
-    """The world beyond all sandboxes: how often each external step took effect in it."""
+    """The world beyond all sandboxes: how often each external step took effect, and the store."""
 
     def __init__(self) -> None:
+        self.store = Store()
         self.done: dict[str, int] = {}
         self.undone: dict[str, int] = {}
 

@@ -17,6 +17,7 @@ import msgspec
 from fencepost.core import receipts
 from fencepost.core.sandbox.orders import Dispatch
 from fencepost.simulator.disks import Contents, Disk, Marker, Outside, Record
+from fencepost.simulator.storing import RestoreCall, TakeCall, put_back, take
 from fencepost.simulator.world import Process, World
 
 HEARTBEAT_MS: Final = 300
@@ -88,7 +89,7 @@ class Toolhost(Process):
         self.naive = world.hit("naive_toolhost")
         self.grant_until_ms: int | None = None
         self.send: Callable[[str, Any], None] | None = send
-        self._queue: deque[Dispatch | MarkCall] = deque()
+        self._queue: deque[Dispatch | MarkCall | TakeCall | RestoreCall] = deque()
         self._run: Run | None = None
         self._runs = 0
         self._read_seq = 0
@@ -126,6 +127,20 @@ class Toolhost(Process):
             return
         self._queue.append(call)
         self._pump()
+
+    def store(self, call: TakeCall | RestoreCall) -> None:
+        self._queue.append(call)
+        self._pump()
+
+    def tell(self, kind: str, value: Any) -> None:
+        self._say(kind, value)
+
+    def crashes_at(self, point: str) -> bool:
+        """A crash between two things that a disk is made to be, if one happens now."""
+        if not self.world.hit("toolhost_crash_at_point"):
+            return False
+        self._crash(point)
+        return True
 
     def end(self) -> None:
         """The gateway is gone, or the channel: the toolhost ends, and its tools with it."""
@@ -222,11 +237,16 @@ class Toolhost(Process):
                 if self._run is not None:
                     return
                 if not self._try_lock():
-                    if call.fence.direction == "revoke":
+                    if isinstance(call, Dispatch) and call.fence.direction == "revoke":
                         self._revoke_other(call)
                     return
                 self._queue.popleft()
-                self._take(call)
+                if isinstance(call, TakeCall):
+                    take(self, call)
+                elif isinstance(call, RestoreCall):
+                    put_back(self, call)
+                else:
+                    self._take(call)
             if self._run is None:
                 self._drop_lock()
 
@@ -283,6 +303,9 @@ class Toolhost(Process):
         if marker is None or self._look_up(call):
             return
         contents = self.contents
+        if contents.restoring:
+            self._refuse(call, "fault", "restoring")
+            return
         last = contents.journal.get(contents.steps.get(call.step, ""))
         if last is not None:
             if last.state == "broken":
@@ -294,6 +317,8 @@ class Toolhost(Process):
             if last.no > call.fence.no:
                 self._refuse(call, "refused", "revoked")
                 return
+        if call.fence.direction == "apply":
+            contents.applied_in = marker.epoch
         self._begin(call, marker)
 
     def _attest(self, call: Dispatch, marker: Marker, last: Record) -> None:

@@ -17,6 +17,11 @@ DEADLINE_MS: Final = 3_600_000
 _encode = msgspec.json.Encoder().encode
 
 
+def _after(lot: float) -> str:
+    """What a step waits for before it is committed."""
+    return "checkpoint" if lot < 0.1 else "heartbeat" if lot < 0.25 else "receipt"
+
+
 class Sent(msgspec.Struct):
     """One step command that the stream accepted."""
 
@@ -41,8 +46,10 @@ class Workload(Process):
         self._released: dict[str, None] = {}
 
     def start(self) -> None:
+        every = self.world.options.checkpoints
         for name in self.sandboxes:
-            self.send("create", name, f"c-{name}", _encode({"spec": {}}))
+            spec = {"checkpoint_every_steps": every} if every else {}
+            self.send("create", name, f"c-{name}", _encode({"spec": spec}))
         self.world.after(self.world.between(0, 500), self._next)
 
     def _next(self) -> None:
@@ -83,6 +90,8 @@ class Workload(Process):
             other.pop("compensation", None)
             other.pop("effect", None)
             world.after(world.between(0, 4_000), self.send, "step", sandbox, name, _encode(other))
+        if world.options.checkpoints and world.rng.random() < 0.05:
+            self.send("checkpoint", sandbox, f"k{self._made}", b"{}")
         if world.hit("step_cancelled"):
             world.after(world.between(0, 2_500), self.send, "cancel", sandbox, name, b"{}")
         if self._made * 3 > world.options.steps and sandbox not in self._released:
@@ -109,6 +118,8 @@ class Workload(Process):
         else:
             body["tool"] = "write_file"
             body["args"] = {"path": f"f{world.between(0, 3)}", "content": name}
+        if options.checkpoints and "effect" not in body:
+            body["commit_after"] = _after(world.rng.random())
         return body
 
     def _malformed(self, body: dict[str, Any]) -> bytes:

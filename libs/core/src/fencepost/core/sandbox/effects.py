@@ -448,6 +448,9 @@ _SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
         ("epoch", "reason", "step", "attempt", "detail", "expected", "found"),
     ),
     e.RecoveryDecided: ("recovery_decided", ("epoch", "decision", "who", "note")),
-    e.Recovered: ("recovered", ("epoch", "mode", "replayed", "told", "checkpoint", "lost")),
+    e.Recovered: (
+        "recovered",
+        ("epoch", "mode", "replayed", "told", "checkpoint", "lost", "without"),
+    ),
     e.Preempted: ("preempting", ("instance", "grace_ms")),
 }

@@ -450,6 +450,9 @@ class Recovered(_Entry, frozen=True, kw_only=True, tag="recovered"):
 
     `replayed`: the disk holds all that was committed. `told`: what stands above `kept` in the order
     was given up, was listed, and is owed no more. `accepted`: by an operator's word.
+
+    `lost`: the checkpoint that was given up too. `without`: the one that this disk does not have,
+    accepted as it is; a later generation tries it again.
     """
 
     epoch: int
@@ -459,6 +462,7 @@ class Recovered(_Entry, frozen=True, kw_only=True, tag="recovered"):
     checkpoint: str = ""
     kept: tuple[int, int, str] = (0, 0, "")
     lost: str = ""
+    without: str = ""
 
 
 class Preempted(_Entry, frozen=True, kw_only=True, tag="preempting"):

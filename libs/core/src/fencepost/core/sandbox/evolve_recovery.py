@@ -225,6 +225,8 @@ def _decided(sandbox: Sandbox, entry: e.RecoveryDecided, _place: Place, _now_ms:
     recovering = _of(sandbox)
     in_restore = recovering.stopped_in == "restore"
     recovering.reason = recovering.detail = ""
+    if entry.decision == "accept" and in_restore and sandbox.checkpoint is not None:
+        recovering.without = sandbox.checkpoint.id
     if entry.decision == "accept":
         recovering.phase = sandbox.spec.recovery if in_restore else "replay"
         if recovering.stopped_in == "tell":

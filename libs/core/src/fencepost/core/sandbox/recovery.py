@@ -195,8 +195,10 @@ def _end(sandbox: Sandbox, done: int, total: str, *, told: int = 0) -> list[e.Sa
     if done != sandbox.owed or (total or "0" * 32) != (sandbox.owed_sum or "0" * 32):
         detail = f"{done} of {sandbox.owed} owed steps are in the ledger"
         return [_stopped(sandbox, "list_differs", detail=detail)]
-    tells = recovering.phase == "tell"
-    return [_recovered(sandbox, "told" if tells else "replayed", done=done - told, told=told)]
+    mode = "accepted" if recovering.without else "replayed"
+    if recovering.phase == "tell":
+        mode = "told"
+    return [_recovered(sandbox, mode, done=done - told, told=told)]
 
 
 def _recovered(sandbox: Sandbox, mode: str, *, done: int = 0, told: int = 0) -> e.Recovered:
@@ -212,6 +214,7 @@ def _recovered(sandbox: Sandbox, mode: str, *, done: int = 0, told: int = 0) -> 
         checkpoint=checkpoint.id if checkpoint is not None and not recovering.lost else "",
         kept=recovering.kept_key,
         lost=recovering.lost,
+        without=recovering.without,
     )
 
 
@@ -453,7 +456,10 @@ def _accepted(sandbox: Sandbox, recovering: Recovering) -> list[e.SandboxEntry]:
     replay = recovering.replay
     if replay is None:
         # The disk stands for the checkpoint that could not be restored.
-        return [] if sandbox.owed else [_recovered(sandbox, "accepted")]
+        if sandbox.owed or sandbox.checkpoint is None:
+            return []
+        accepted = _recovered(sandbox, "accepted")
+        return [msgspec.structs.replace(accepted, without=sandbox.checkpoint.id)]
     entry = _replayed(
         sandbox,
         recovering,

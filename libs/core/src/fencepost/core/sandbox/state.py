@@ -155,7 +155,8 @@ class Recovering(msgspec.Struct, kw_only=True):
     `done` steps were applied again (or told), the last one at `key`; `sum` is the sum over them, to
     be compared with `Sandbox.owed_sum`. `kept`, `kept_sum` and `kept_key` are those that were
     applied before the rest was given up. `reason` is why it stopped, in `stopped_in`. `lost` is the
-    checkpoint that was given up with all that it holds.
+    checkpoint that was given up with all that it holds, `without` the one that this generation does
+    without, by an operator's word.
     """
 
     phase: Literal["restore", "replay", "tell", "stopped"]
@@ -174,6 +175,7 @@ class Recovering(msgspec.Struct, kw_only=True):
     detail: str = ""
     found: str = ""
     lost: str = ""
+    without: str = ""
 
 
 class Sandbox(msgspec.Struct, kw_only=True):
