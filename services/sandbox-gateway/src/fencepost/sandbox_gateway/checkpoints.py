@@ -558,7 +558,8 @@ class _Giving:
                 )
                 self._attachment.write(frames.chunk_failed(self._talk.id, digest, reason))
             else:
-                self._attachment.write(frames.chunk(self._talk.id, digest, data))
+                self._attachment.write(frames.chunk(self._talk.id, digest, size=len(data)))
+                self._attachment.write(data)
                 await self._attachment.drain()
 
     def _fetch_more(self) -> None:

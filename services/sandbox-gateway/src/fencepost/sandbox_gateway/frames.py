@@ -187,9 +187,9 @@ def want(id_: str, digests: bytes) -> bytes:
     return b"".join((_encode({"k": "want", "id": id_, "n": len(digests)}), b"\n", digests))
 
 
-def chunk(id_: str, digest: str, data: bytes) -> bytes:
-    head = {"k": "chunk", "id": id_, "digest": digest, "n": len(data)}
-    return b"".join((_encode(head), b"\n", data))
+def chunk(id_: str, digest: str, *, size: int) -> bytes:
+    """The head of a chunk's frame; its bytes follow by themselves, uncopied."""
+    return _encode({"k": "chunk", "id": id_, "digest": digest, "n": size}) + b"\n"
 
 
 def chunk_failed(id_: str, digest: str, reason: str) -> bytes:

@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from fencepost.core.errors import UnknownError
 from fencepost.runtime.chunks import HEX_LENGTH, check
@@ -20,6 +20,14 @@ from fencepost.runtime.chunks import HEX_LENGTH, check
 WITNESS: Final = ".fencepost-chunks"
 
 T = TypeVar("T")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class FolderChunks:
@@ -41,10 +49,10 @@ class FolderChunks:
                 os.utime(path)
                 return
         except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            pass
         temp = path.with_name(f".{digest}.{secrets.token_hex(4)}")
         try:
-            with temp.open("xb") as file:
+            with self._created(temp) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -52,12 +60,17 @@ class FolderChunks:
         except OSError:
             temp.unlink(missing_ok=True)
             raise
-        for folder in (path.parent, path.parent.parent, self._root):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        _sync(path.parent)
+
+    def _created(self, path: Path) -> BinaryIO:
+        try:
+            return path.open("xb")
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A chunk is only kept once the way to it is.
+            _sync(path.parent.parent)
+            _sync(self._root)
+            return path.open("xb")
 
     async def get(self, namespace: str, digest: str) -> bytes | None:
         check(namespace, digest)
