@@ -33,6 +33,8 @@ KILLED_AT: dict[str, int] = {
     "a revocation that looks at the attempt alone": 209,
     "go on with an undo on other bytes": 209,
     "forget what was read of a disk when its marking comes to nothing": 90,
+    "break the chain of what is sent again": 19,
+    "ask for a create again at another authority": 22,
 }
 
 
