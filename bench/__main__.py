@@ -5,8 +5,9 @@ Three programs on the same machine in the same run, each on a synced nats-server
 started for it and stopped after it, in turns: floor, taskiq, Fencepost at one number in flight,
 then at the next, and all of that `--rounds` times. Every number is the median of the rounds;
 ratios are medians of the ratios of neighbours in time, which a busy machine disturbs least.
-At the end: the time of a cancel with few and with many DAGs in the ledger (`bench/cancel.py`), and
-of checkpoints and restores of a large workspace (`bench/checkpoints.py`).
+At the end: the time of a cancel with few and with many DAGs in the ledger (`bench/cancel.py`), of
+checkpoints and restores of a large workspace (`bench/checkpoints.py`), and the rate of a git
+history in peace and under reclaims (`bench/imports.py`).
 """
 
 import argparse
@@ -22,7 +23,16 @@ import uvloop
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from bench import cancel, checkpoints, fencepost_bench, floor, history, rig, taskiq_nats_bench
+from bench import (
+    cancel,
+    checkpoints,
+    fencepost_bench,
+    floor,
+    history,
+    imports,
+    rig,
+    taskiq_nats_bench,
+)
 
 IN_FLIGHT = [1, 16, 64, 256]
 SECONDS, ROUNDS = 5.0, 3
@@ -102,6 +112,7 @@ def _table(result: dict[str, Any]) -> str:
     ]
     lines += ["", cancel.table(result["cancel"])]
     lines += ["", checkpoints.table(result["checkpoints"])]
+    lines += ["", imports.table(result["imports"])]
     machine = result["machine"]
     lines += ["", f"{machine['cores']} cores, load {machine['load']}, Python {machine['python']}"]
     return "\n".join(lines)
@@ -127,6 +138,7 @@ async def main() -> None:
     options.add_argument(
         "--checkpoints", action="store_true", help="instead: checkpoints and restores alone"
     )
+    options.add_argument("--imports", action="store_true", help="instead: imports alone")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     seconds = chosen.seconds or (SECONDS_QUICK if chosen.quick else SECONDS)
@@ -140,6 +152,11 @@ async def main() -> None:
         result = {"checkpoints": await checkpoints.compare(chosen.quick, _say)}
         result["machine"] = _machine()
         print(json.dumps(result) if chosen.json else checkpoints.table(result["checkpoints"]))
+        return
+    if chosen.imports:
+        result = {"imports": await imports.compare(chosen.quick, _say)}
+        result["machine"] = _machine()
+        print(json.dumps(result) if chosen.json else imports.table(result["imports"]))
         return
     cancels = cancel.CANCELS_QUICK if chosen.quick else cancel.CANCELS
     if chosen.dags:
@@ -155,6 +172,7 @@ async def main() -> None:
     many = cancel.MANY_QUICK if chosen.quick else cancel.MANY
     result["cancel"] = await cancel.compare(many, cancels, _say)
     result["checkpoints"] = await checkpoints.compare(chosen.quick, _say)
+    result["imports"] = await imports.compare(chosen.quick, _say)
     result["machine"] = _machine()
     print(json.dumps(result) if chosen.json else _table(result))
 
