@@ -40,7 +40,7 @@ def test_a_checkpoint_that_is_asked_for_is_begun_ordered_and_named() -> None:
     known = bench.sandbox()
     assert known.checkpoint is not None
     assert (known.checkpoint.id, known.checkpoint.manifest) == ("k1", manifest("k1"))
-    assert (known.owed, known.owed_sum, known.checkpointing) == (0, "", None)
+    assert (known.owed, known.owed_sum, known.checkpointing) == (0, 0, None)
     assert ordered(bench) == []
 
 

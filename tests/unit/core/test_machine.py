@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fencepost.core import limits
+from fencepost.core import facts, limits
 from fencepost.core.errors import LedgerBrokenError, PoisonedError
 from fencepost.core.machine import Place
 from fencepost.core.sandbox import entries as e
@@ -421,3 +421,17 @@ def test_what_an_undo_carries_is_in_the_snapshot_too() -> None:
     bench.restart()
     assert msgspec.json.decode(bench.open("s1").spec.compensation.args) == UNDO["args"]
     assert bench.open("s2").spec.compensation.kind == "pre_image"
+
+
+@pytest.mark.parametrize(
+    "subject", ["fp.v1.infact.0.box.stray", "fp.v1.infact.0.other.gone", "fp.v1.infact.0.box"]
+)
+def test_a_fact_under_another_ones_subject_is_poison(subject: str) -> None:
+    """Which kinds a user may say is granted by their subjects."""
+    machine = SandboxMachine()
+    ref = facts.Ref(authority="a", provider="process", native_id="n", instance="i")
+    fact = facts.Gone(sandbox="box", gateway="gw", ref=ref)
+    data = msgspec.json.encode(fact)
+    with pytest.raises(PoisonedError, match="subject"):
+        machine.decode("facts", subject, data)
+    assert list(machine.decode("facts", "fp.v1.infact.0.box.gone", data)) == [fact], "the control"

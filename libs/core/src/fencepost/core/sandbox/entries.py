@@ -380,7 +380,7 @@ class Replaying(_Entry, frozen=True, kw_only=True, tag="replaying"):
     digest: str
     args: msgspec.Raw
     effect: str
-    item: str
+    item: int
     reason: str = ""
 
 
@@ -416,7 +416,7 @@ class OwedTold(_Entry, frozen=True, kw_only=True, tag="owed"):
     told: int
     of: int
     key: tuple[int, int, str]
-    sum: str
+    sum: int
 
 
 class RecoveryStopped(_Entry, frozen=True, kw_only=True, tag="recovery_stopped"):

@@ -68,7 +68,7 @@ def committed(sandbox: Sandbox, entry: e.Committed, step: Step) -> None:
     if owed.is_covered(sandbox.checkpoint, key[0], key[1]):
         return
     effect = owed.effect_of(receipt)
-    item = owed.item_of(key, entry.step, entry.attempt, step.spec.digest, effect)
+    item = owed.item_of(key, entry.attempt, step.spec.digest, effect)
     sandbox.owed += 1
     sandbox.owed_sum = owed.add(sandbox.owed_sum, item)
 
@@ -120,7 +120,7 @@ def _checkpointed(sandbox: Sandbox, entry: e.CheckpointedEntry, place: Place, no
     kept = [one for one in sandbox.manifests if one != entry.manifest]
     sandbox.manifests = [*kept, entry.manifest][-limits.CHECKPOINTS_KEPT :]
     sandbox.owed = 0
-    sandbox.owed_sum = ""
+    sandbox.owed_sum = 0
     sandbox.owed_after = _read_from(sandbox, place)
     sandbox.checkpoint_at_ms = now_ms
     sandbox.checkpoint_failures = 0

@@ -102,9 +102,14 @@ class SandboxMachine:
         """
         if source == "facts":
             try:
-                return [_FACTS.decode(data)]
+                fact = _FACTS.decode(data)
             except msgspec.MsgspecError as error:
                 raise PoisonedError(f"not a fact: {error}") from error
+            # Who may say which kind is granted by subject: a sweeper that says `lost` under the
+            # subject of a proposal must not be believed.
+            if not subject.endswith(f".{fact.sandbox}.{fact.__struct_config__.tag}"):
+                raise PoisonedError("a fact of another sandbox or kind than its subject says")
+            return [fact]
         if source == "messages":
             try:
                 return [_MESSAGES.decode(data)]

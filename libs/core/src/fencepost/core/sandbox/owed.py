@@ -15,7 +15,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from fencepost.core.machine import Place
 from fencepost.core.receipts import Receipt
 from fencepost.core.sandbox import entries as e
@@ -23,17 +22,21 @@ from fencepost.core.sandbox import inputs
 from fencepost.core.sandbox.state import Checkpoint, Key, Sandbox
 
 _CUT: Final = "cut"
-_SUM: Final = 1 << 128
+_MASK: Final = (1 << 62) - 1
 # What a gateway leaves of a receipt that is too long: everything that changed is left out.
 _CUT_DETAIL: Final = "changes: see the stored receipt"
 
 
 def effect_of(receipt: Receipt) -> str:
     """What came of a call, as far as a receipt shows it: its outcome, and what changed to what."""
-    if not receipt.changes and receipt.detail.startswith(_CUT_DETAIL):
-        return f"{receipt.outcome}:{_CUT}"
-    changes = sorted((c.path, c.after or "", c.mode) for c in receipt.changes)
-    return f"{receipt.outcome}:{hashlib.sha256(msgspec.json.encode(changes)).hexdigest()}"
+    changes = receipt.changes
+    if not changes:
+        cut = receipt.detail.startswith(_CUT_DETAIL)
+        return f"{receipt.outcome}:{_CUT if cut else ''}"
+    listed = [f"{c.path}\0{c.after or ''}\0{c.mode}" for c in changes]
+    listed.sort()
+    text = "\1".join(listed)
+    return f"{receipt.outcome}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def is_same(expected: str, found: str) -> bool:
@@ -45,15 +48,16 @@ def is_same(expected: str, found: str) -> bool:
     return outcome == other and _CUT in (digest, with_digest)
 
 
-def item_of(key: Key, step: str, attempt: str, digest: str, effect: str) -> str:
+def item_of(key: Key, attempt: str, digest: str, effect: str) -> int:
     """One owed step, as it counts in a sum."""
-    text = "\0".join((*map(str, key), step, attempt, digest, effect))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    text = f"{key[0]}\0{key[1]}\0{key[2]}\0{attempt}\0{digest}\0{effect}"
+    found = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(found[:8], "big") & _MASK
 
 
-def add(total: str, item: str) -> str:
+def add(total: int, item: int) -> int:
     """Adds to a sum; the order does not matter, so it can be kept in the ledger's order."""
-    return f"{(int(total or '0', 16) + int(item, 16)) % _SUM:032x}"
+    return (total + item) & _MASK
 
 
 def written_seq(receipt: Receipt) -> int:

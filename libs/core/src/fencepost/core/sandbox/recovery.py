@@ -124,6 +124,8 @@ def owed_step(sandbox: Sandbox, value: OwedStep) -> list[e.SandboxEntry]:
     recovering = _waiting(sandbox, value.epoch, "replay")
     if recovering is None or recovering.replay is not None or value.key <= recovering.key:
         return []
+    if value.key[2] != value.step:
+        return []
     no = sandbox.next_no
     return [
         e.Replaying(
@@ -139,7 +141,7 @@ def owed_step(sandbox: Sandbox, value: OwedStep) -> list[e.SandboxEntry]:
             digest=value.digest,
             args=value.args,
             effect=value.accepted or value.effect,
-            item=owed.item_of(value.key, value.step, value.attempt, value.digest, value.effect),
+            item=owed.item_of(value.key, value.attempt, value.digest, value.effect),
         )
     ]
 
@@ -149,14 +151,12 @@ def owed_page(sandbox: Sandbox, value: OwedPage) -> list[e.SandboxEntry]:
     recovering = _waiting(sandbox, value.epoch, "tell")
     if recovering is None or not value.items or len(value.items) > limits.OWED_PAGE:
         return []
-    before, total = recovering.key, ""
+    before, total = recovering.key, 0
     for one in value.items:
         if one.key <= before:
             return []
         before = one.key
-        total = owed.add(
-            total, owed.item_of(one.key, one.step, one.attempt, one.digest, one.effect)
-        )
+        total = owed.add(total, owed.item_of(one.key, one.attempt, one.digest, one.effect))
     told = recovering.done + len(value.items) - recovering.kept
     page = e.OwedTold(
         sandbox=sandbox.id,
@@ -189,10 +189,10 @@ def _waiting(sandbox: Sandbox, epoch: int, phase: str) -> Recovering | None:
     return recovering if sandbox.live and epoch == sandbox.epoch else None
 
 
-def _end(sandbox: Sandbox, done: int, total: str, *, told: int = 0) -> list[e.SandboxEntry]:
+def _end(sandbox: Sandbox, done: int, total: int, *, told: int = 0) -> list[e.SandboxEntry]:
     recovering = sandbox.recovering
     assert recovering is not None
-    if done != sandbox.owed or (total or "0" * 32) != (sandbox.owed_sum or "0" * 32):
+    if done != sandbox.owed or total != sandbox.owed_sum:
         detail = f"{done} of {sandbox.owed} owed steps are in the ledger"
         return [_stopped(sandbox, "list_differs", detail=detail)]
     mode = "accepted" if recovering.without else "replayed"

@@ -143,7 +143,7 @@ class Replay(msgspec.Struct, kw_only=True):
     digest: str
     args: msgspec.Raw
     effect: str
-    item: str
+    item: int
     since_ms: int = 0
     refusals: int = 0
 
@@ -162,10 +162,10 @@ class Recovering(msgspec.Struct, kw_only=True):
     phase: Literal["restore", "replay", "tell", "stopped"]
     since_ms: int
     done: int = 0
-    sum: str = ""
+    sum: int = 0
     key: Key = FIRST
     kept: int = 0
-    kept_sum: str = ""
+    kept_sum: int = 0
     kept_key: Key = FIRST
     replay: Replay | None = None
     failures: int = 0
@@ -229,7 +229,7 @@ class Sandbox(msgspec.Struct, kw_only=True):
     compensated: int = 0
     refused: int = 0
     owed: int = 0
-    owed_sum: str = ""
+    owed_sum: int = 0
     owed_after: int = 0
     lines: list[tuple[int, int]] = []
     undone: int = 0
