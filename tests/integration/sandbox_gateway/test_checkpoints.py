@@ -137,8 +137,8 @@ async def test_a_checkpoint_is_restored_in_another_sandbox(
     done = await fork.restore("c1", said.manifest, "one")
     assert (done.files, done.size_bytes, done.journal_seq) == (said.files, said.size_bytes, 0)
     assert told_tree(fork.workspace) == tree
-    assert gateway.metric("checkpoints_total", outcome="stored") == 1
-    assert gateway.metric("restores_total", outcome="restored") == 1
+    assert gateway.metric("checkpoint_orders_total", outcome="stored") == 1
+    assert gateway.metric("restore_orders_total", outcome="restored") == 1
 
 
 async def test_a_change_sends_its_neighbourhood_and_a_new_gateway_knows_the_base(

@@ -165,10 +165,12 @@ class GatewayMetrics(ServiceMetrics):
         self.lease_renewals_failed = self._counter(
             "lease_renewals_failed_total", "renewals of the gateway's lease without an answer"
         )
-        self.checkpoints = self._counter("checkpoints_total", "checkpoints ordered", "outcome")
+        self.checkpoints = self._counter(
+            "checkpoint_orders_total", "checkpoints ordered", "outcome"
+        )
         self.checkpoint_seconds = self._histogram("checkpoint_seconds", "time of one checkpoint")
         self.checkpoint_bytes = self._counter("checkpoint_bytes_total", "bytes stored by them")
-        self.restores = self._counter("restores_total", "restores ordered", "outcome")
+        self.restores = self._counter("restore_orders_total", "restores ordered", "outcome")
         self.restore_seconds = self._histogram("restore_seconds", "time of one restore")
         self.chunks_dropped = self._counter("chunks_dropped_total", "chunks that none needed more")
         self.prunes_given_up = self._counter(
