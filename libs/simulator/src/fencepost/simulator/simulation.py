@@ -233,7 +233,8 @@ class Simulation:
         stream = self.log.facts[shard]
         if self.world.hit("fact_poisoned"):
             stream.append(f"fp.v1.fact.{fact.sandbox}", b'{"kind":"nonsense"}')
-        stream.append(f"fp.v1.fact.{fact.sandbox}", _encode(fact))
+        kind = fact.__struct_config__.tag
+        stream.append(f"fp.v1.fact.{fact.sandbox}.{kind}", _encode(fact))
         if self.world.trace is not None:
             self.world.tell("fact", type(fact).__name__, fact.sandbox, _words(fact))
         self._poke(shard)
