@@ -23,13 +23,22 @@ EXTRAS = {"fencepost-providers": ("docker", "kubernetes", "swerex")}
 
 
 def test_the_image_has_the_packages_that_services_need() -> None:
-    named = tree.text("deploy/docker/packages.txt").splitlines()
-    listed = [line for line in named if not line.startswith("#")]
+    assert set(_listed("packages.txt")) == _needed(EXTRAS)
+
+
+def test_the_image_can_have_what_an_s3_store_needs() -> None:
+    more = _needed({**EXTRAS, "fencepost-runtime": ("s3",)}) - _needed(EXTRAS)
+    assert set(_listed("packages-s3.txt")) == more
+
+
+def _listed(name: str) -> list[str]:
+    lines = tree.text(f"deploy/docker/{name}").splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
     assert listed == sorted(listed)
-    assert set(listed) == _needed()
+    return listed
 
 
-def _needed() -> set[str]:
+def _needed(chosen: dict[str, tuple[str, ...]]) -> set[str]:
     """Everything below the members' own manifests, as it is installed here."""
     manifests = {}
     for path in (*ROOT.glob("libs/*/pyproject.toml"), *ROOT.glob("services/*/pyproject.toml")):
@@ -37,7 +46,7 @@ def _needed() -> set[str]:
         manifests[project["name"]] = project
     found: set[str] = set()
     waiting: list[tuple[str, tuple[str, ...]]] = [
-        (name, EXTRAS.get(name, ())) for name in manifests
+        (name, chosen.get(name, ())) for name in manifests
     ]
     seen = set()
     while waiting:
