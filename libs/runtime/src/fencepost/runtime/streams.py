@@ -196,7 +196,7 @@ async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create:
             raise UnknownError(f"stream {name}: {info.error.description}")
         if not create:
             raise StreamMissingError(
-                f"stream {name} does not exist; `fencepost up` or a planner creates it"
+                f"stream {name} does not exist; `fencepost deploy streams` creates it"
             )
         error = await _create(link, name, config)
         if error is None:
