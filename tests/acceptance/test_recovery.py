@@ -21,7 +21,7 @@ from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox import entries as e
 from fencepost.runtime import crash
 
-from tests.acceptance.conftest import QUICK, RunningStack
+from tests.acceptance.conftest import QUICK, RunningStack, StartStack
 from tests.acceptance.walking import (
     PATIENCE_S,
     History,
@@ -239,6 +239,28 @@ async def test_a_planner_killed_during_recovery_goes_on_with_it(walk: Walk) -> N
     assert await tree_of(box) == tree
     await box.round("three")
     await box.check()
+
+
+async def test_a_folder_keeps_the_checkpoints_where_it_is_set(start_stack: StartStack) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="fencepost-chunks-"))
+    try:
+        stack = await start_stack(environment={"FENCEPOST_CHECKPOINT_STORE": f"file://{folder}"})
+        async with await stack.client() as client:
+            await client.create_sandbox("box", spec={"recovery": "tell"})
+            await client.fault("box", {"do": "echo", "percent": 100, "ms": 200})
+            done = await client.write_file("box", "kept", "k", commit_after="checkpoint")
+            assert done.is_ok
+            assert len(list((folder / "box").rglob("*"))) >= 3
+            await client.reclaim("box", timeout_s=PATIENCE_S)
+            assert await client.read_file("box", "kept") == "k"
+            await client.release("box", timeout_s=PATIENCE_S)
+            chunks = folder / "box"
+            await until(
+                lambda: not [path for path in chunks.rglob("*") if path.is_file()],
+                "what a sandbox that is gone has left is dropped",
+            )
+    finally:
+        shutil.rmtree(folder)
 
 
 async def test_every_point_of_a_recovery_is_walked() -> None:
