@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 from fencepost.core.errors import UnknownError
+from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import ApiError, Link, pub
 from fencepost.runtime.ports import Absent, Unknown
@@ -103,7 +104,7 @@ class Objects:
             nuid=id_,
             size=len(data),
             chunks=len(parts),
-            mtime=datetime.now(UTC).isoformat(),
+            mtime=datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC).isoformat(),
             digest=await asyncio.to_thread(_digest, data),
             options={"max_chunk_size": CHUNK_BYTES},
         )
