@@ -2471,6 +2471,20 @@ def scan(fd):
 AGAIN, WAIT = "again", "wait"  # what a job's generator yields: go on, or wait for a frame
 
 
+def widen_pipes():
+    """Lets more of a chunk be under way at once; a stream that is no pipe stays as it is."""
+    if IS_LINUX:
+        for fd in (0, 1):
+            try:
+                fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES)
+            except OSError:
+                pass  # no pipe, or its user has enough of them
+
+
+F_SETPIPE_SZ = 1031
+PIPE_BYTES = 1 << 20
+
+
 class Job:
     """
     A checkpoint or a restore under way: a generator that the loop moves on in slices, so that
@@ -4781,6 +4795,7 @@ class Toolhost:
             broken = broken_by(error)
             self.job_failed(job, broken.reason, broken.detail)
         else:
+            widen_pipes()
             job.heard = _monotonic()
             self.job = job
 
@@ -5365,7 +5380,7 @@ class Toolhost:
     def take_input(self, buffer):
         """Reads what is there and handles every complete frame; False at the end of the stream."""
         try:
-            chunk = os.read(0, 1 << 18)
+            chunk = os.read(0, 1 << 18 if self.job is None else PIPE_BYTES)
         except BlockingIOError:
             return True
         except ConnectionError:
