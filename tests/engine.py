@@ -77,6 +77,8 @@ def start() -> Engine:
         left = engine.docker("ps", "-aq").split()
         if left:
             engine.docker("rm", "-fv", *left)
+        for kind in ("volume", "network", "image"):  # what runs before this one left of theirs
+            engine.docker(kind, "prune", "-f", check=False)
         made = subprocess.run(
             [sys.executable, STAND_INS],
             env=engine.environment,
