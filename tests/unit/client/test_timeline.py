@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 
+import msgspec
 from fencepost.client import timeline
 from fencepost.core.machine import TermOpened
 from fencepost.core.receipts import Change, Marker, Receipt
@@ -57,4 +58,105 @@ def test_a_commit_names_its_epoch_and_what_changed() -> None:
     assert words == (
         "s1.2 committed: receipt of epoch 8; the tool failed;"
         " f0 0123456789ab, f1 0123456789ab, f2 0123456789ab and 2 more"
+    )
+
+
+def test_recoveries_are_told_in_words_with_what_matters() -> None:
+    key = (1, 2, 3, 4)
+    told = {
+        e.CheckpointAsked(sandbox="box", checkpoint="c1", reason="asked"): "c1 asked for",
+        e.CheckpointingEntry(sandbox="box", checkpoint="c1", reason="asked"): "new fences wait",
+        e.CheckpointedEntry(
+            sandbox="box",
+            checkpoint="c1",
+            manifest="sha256:0",
+            epoch=1,
+            journal_seq=9,
+            line=1,
+            reason="every_steps",
+            files=20_000,
+            size_bytes=200 << 20,
+            sent_bytes=1536,
+        ): "checkpoint c1 stored: 20000 files, 200.0 MiB, 1.5 KiB sent; journal 9 (every_steps)",
+        e.CheckpointFailedEntry(
+            sandbox="box", checkpoint="c1", reason="no_space", detail="full"
+        ): "checkpoint c1 failed: no_space (full); the former one stands",
+        e.RestoredEntry(
+            sandbox="box",
+            checkpoint="c1",
+            manifest="sha256:0",
+            epoch=2,
+            session="s",
+            journal_seq=0,
+            files=3,
+            size_bytes=12,
+        ): "checkpoint c1 restored: 3 files, 12 B; journal 0",
+        e.RestoreFailedEntry(sandbox="box", checkpoint="c1", reason="missing"): (
+            "checkpoint c1 not restored: missing"
+        ),
+        e.RecoveryStopped(
+            sandbox="box",
+            epoch=2,
+            reason="effect_differs",
+            step="s1",
+            expected="ok:" + "1" * 64,
+            found="failed:" + "2" * 64,
+        ): "recovery stopped: effect_differs at s1; expected ok:111111111111, found"
+        " failed:222222222222; a person decides",
+        e.RecoveryDecided(sandbox="box", epoch=2, decision="tell", who="me", note="why"): (
+            "recovery decided by me: tell; why"
+        ),
+        e.Recovered(sandbox="box", epoch=2, mode="replayed", replayed=3, checkpoint="c1"): (
+            "whole again: 3 steps replayed on checkpoint c1"
+        ),
+        e.Recovered(sandbox="box", epoch=2, mode="told", told=2, kept=key, lost="c1"): (
+            "goes on without 2 steps; 0 were replayed; checkpoint c1 is lost"
+        ),
+        e.Preempted(sandbox="box", instance="i1", grace_ms=30_000): "take i1 away in 30 s",
+    }
+    for entry, words in told.items():
+        assert words in timeline.words(entry)
+    owed = e.OwedTold(
+        sandbox="box",
+        epoch=2,
+        steps=[e.OwedName(f"s{n}", f"s{n}.1", "write_file") for n in range(7)],
+        told=7,
+        of=9,
+        key=key,
+        sum="0",
+    )
+    assert timeline.words(owed).startswith("7 of 9 owed steps are told and given up: s0 (write_")
+    assert timeline.words(owed).endswith(" and 2 more")
+    replayed = e.Replayed(
+        sandbox="box",
+        step="s1",
+        attempt="s1.1",
+        name="s1.1:r7",
+        epoch=2,
+        verdict="applied",
+        effect="ok:1",
+        journal_seq=1,
+        no=7,
+        of=3,
+    )
+    assert timeline.words(replayed) == "s1 applied again as s1.1:r7"
+    skipped = msgspec.structs.replace(replayed, verdict="", accepted=True)
+    assert "not applied again, by an operator's word" in timeline.words(skipped)
+    replaying = e.Replaying(
+        sandbox="box",
+        step="s1",
+        attempt="s1.1",
+        name="s1.1:r7",
+        no=7,
+        epoch=2,
+        session="s",
+        key=key,
+        tool="write_file",
+        digest="sha256:0",
+        args=msgspec.Raw(b"{}"),
+        effect="ok:1",
+        item="0",
+    )
+    assert timeline.words(replaying) == (
+        "s1 write_file to be applied again: s1.1:r7 fenced under epoch 2"
     )
