@@ -74,7 +74,7 @@ class Disk:
         """Processor time so far of the gateway (this process) and of this disk's toolhost."""
         channel: Any = self.rig.session._attached[self.sandbox]._channel
         toolhost = psutil.Process(channel.pid).cpu_times()
-        return time.process_time() + toolhost.user + toolhost.system
+        return time.process_time() + float(toolhost.user) + float(toolhost.system)
 
     async def restore(self, taken: f.Checkpointed) -> f.Restored:
         order = RestoreOrder(

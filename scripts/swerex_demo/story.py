@@ -70,9 +70,7 @@ async def _plain_client(server: SwerexServer, say: Say) -> dict[str, Any]:
         say("  the server is killed with its disk; another one takes its address")
         other = f"{server.base}-plain/other.py"
         second = await _post(http, "/write_file", path=other, content=TEXT)
-        say(
-            f"  write_file other.py -> {second[0]} {json.dumps(second[1])}: nothing tells them apart"
-        )
+        say(f"  write_file other.py -> {second[0]} {json.dumps(second[1])}: the same again")
         status, _ = await _post(http, "/read_file", path=path)
     say(f"  read_file {FILE} -> {status}. The write that was answered 200 is gone, unnoticed.")
     return {"answers_differ": first != second, "file_present": status == 200}

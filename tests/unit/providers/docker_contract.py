@@ -141,10 +141,10 @@ class DockerContract(ProviderContract):
         assert "spec.image fencepost.invalid/nothing:1: not on the engine" in answer.reason
 
     async def test_an_unknown_option_is_refused_by_name(self, provider: DockerProvider) -> None:
-        wrong = SandboxSpec(memory_mb=256, options={"pyhton": "python3"})
+        wrong = SandboxSpec(memory_mb=256, options={"interpreter": "python3"})
         answer = await provider.create("acq-1", wrong, LABELS)
         assert isinstance(answer, CreateRefused)
-        assert answer.reason == "spec.options.pyhton: unknown, expected python"
+        assert answer.reason == "spec.options.interpreter: unknown, expected python"
         right = SandboxSpec(memory_mb=256, options={"python": "python3"})
         assert isinstance(await provider.create("acq-1", right, LABELS), Created)
 
