@@ -40,7 +40,9 @@ ON_THEIR_WAY: Final = 16
 """Chunks of one of them that are stored or fetched at once."""
 WANTED_MAX: Final = 16
 NEEDED_MAX: Final = 256
-SILENT_S: Final = 120.0
+SILENT_S: Final = 600.0
+"""Between two frames: a large tree is walked, or synced, in between. A toolhost that says nothing at
+all, not even a heartbeat, is lost long before."""
 QUEUED_S: Final = 900.0
 """A checkpoint waits in the toolhost for the command that runs."""
 TRIES: Final = 3
@@ -270,23 +272,29 @@ class Checkpoints:
 
     # -- dropping ------------------------------------------------------------------------------
 
-    async def prune(self, order: PruneOrder, *, is_attached: bool) -> None:
+    async def prune(self, order: PruneOrder) -> None:
         """
-        Drops what none of the manifests reaches.
+        Drops what none of the manifests reaches; everything, where the order keeps none.
 
         Where the store does not say enough nothing is dropped: what remains costs space, and the
         next order finds it.
         """
         async with self._lock(order.sandbox):
             try:
-                dropped = await self._drop(order, spare_young=bool(order.keep) or is_attached)
+                dropped = await self._drop(order)
             except (ManifestError, UnknownError) as error:
                 self._metrics.prunes_given_up.inc()
                 logger.warning("prune_given_up", sandbox=order.sandbox, detail=str(error))
                 return
         self._metrics.chunks_dropped.inc(dropped)
 
-    async def _drop(self, order: PruneOrder, *, spare_young: bool) -> int:
+    async def _drop(self, order: PruneOrder) -> int:
+        # A sandbox that keeps nothing is gone for good, whatever is attached here for a moment yet:
+        # nothing that was reported of it can count any more.
+        is_gone = not order.keep
+        if is_gone:
+            self._reported.pop(order.sandbox, None)
+            self._trees.drop(order.sandbox)
         reached: set[bytes] = set()
         named: dict[bytes, Named] = {}  # pages that several of them share are read once
         for manifest in {*order.keep, *self._still_unknown(order)}:
@@ -299,7 +307,7 @@ class Checkpoints:
         before_ms = self._now_ms() - self._young_ms
         dropped = 0
         for name in sorted(await self._store.names(order.sandbox) - kept):
-            if spare_young:
+            if not is_gone:
                 at_ms = await self._store.stored_at_ms(order.sandbox, name)
                 if at_ms is None or at_ms > before_ms:
                     continue
@@ -309,9 +317,6 @@ class Checkpoints:
                 break
             await self._store.delete(order.sandbox, name)
             dropped += 1
-        if not spare_young:
-            self._reported.pop(order.sandbox, None)
-            self._trees.drop(order.sandbox)
         return dropped
 
     def _still_unknown(self, order: PruneOrder) -> list[str]:
