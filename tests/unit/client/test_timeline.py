@@ -62,8 +62,8 @@ def test_a_commit_names_its_epoch_and_what_changed() -> None:
 
 
 def test_recoveries_are_told_in_words_with_what_matters() -> None:
-    key = (1, 2, 3, 4)
-    told = {
+    key = (1, 2, "s3")
+    told: dict[e.SandboxEntry, str] = {
         e.CheckpointAsked(sandbox="box", checkpoint="c1", reason="asked"): "c1 asked for",
         e.CheckpointingEntry(sandbox="box", checkpoint="c1", reason="asked"): "new fences wait",
         e.CheckpointedEntry(
@@ -112,6 +112,9 @@ def test_recoveries_are_told_in_words_with_what_matters() -> None:
         e.Recovered(sandbox="box", epoch=2, mode="told", told=2, kept=key, lost="c1"): (
             "goes on without 2 steps; 0 were replayed; checkpoint c1 is lost"
         ),
+        e.Recovered(sandbox="box", epoch=2, mode="accepted", replayed=1, without="c1"): (
+            "by an operator's word; 1 steps replayed; without checkpoint c1 this time"
+        ),
         e.Preempted(sandbox="box", instance="i1", grace_ms=30_000): "take i1 away in 30 s",
     }
     for entry, words in told.items():
@@ -123,7 +126,7 @@ def test_recoveries_are_told_in_words_with_what_matters() -> None:
         told=7,
         of=9,
         key=key,
-        sum="0",
+        sum=0,
     )
     assert timeline.words(owed).startswith("7 of 9 owed steps are told and given up: s0 (write_")
     assert timeline.words(owed).endswith(" and 2 more")
@@ -155,7 +158,7 @@ def test_recoveries_are_told_in_words_with_what_matters() -> None:
         digest="sha256:0",
         args=msgspec.Raw(b"{}"),
         effect="ok:1",
-        item="0",
+        item=0,
     )
     assert timeline.words(replaying) == (
         "s1 write_file to be applied again: s1.1:r7 fenced under epoch 2"

@@ -66,6 +66,8 @@ def _recovered(entry: e.Recovered) -> str:
     }[entry.mode]
     if entry.lost:
         what += f"; checkpoint {entry.lost} is lost with all that it held"
+    elif entry.without:
+        what += f"; without checkpoint {entry.without} this time"
     elif entry.checkpoint:
         what += f" on checkpoint {entry.checkpoint}"
     return what
