@@ -22,7 +22,7 @@ from fencepost.client import Client, ledger
 from fencepost.client.client import StepHandle
 from fencepost.client.errors import NoServerError
 from fencepost.client.sweep_commands import _census, _switch
-from fencepost.contracts import grants, subjects
+from fencepost.contracts import grants, streams, subjects
 from fencepost.contracts.grants import ROLES, Role
 from fencepost.contracts.messages import Now, receipt_key, stamp
 from fencepost.core import ids
@@ -35,8 +35,9 @@ from fencepost.runtime import streams as declaring
 from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.ledger import JetStreamLog
-from fencepost.runtime.link import DeniedError
-from fencepost.runtime.ports import AppendRefused
+from fencepost.runtime.link import DeniedError, Link
+from fencepost.runtime.objects import Objects
+from fencepost.runtime.ports import Absent, AppendRefused
 from fencepost.runtime.snapshots import JetStreamSnapshots
 from fencepost.sandbox_gateway.blobs import NatsBlobs
 from fencepost.sweeper.reading import NatsSources
@@ -188,6 +189,7 @@ async def _rare(stack: TracedStack) -> None:
         assert first.seq in [found.seq async for found in ledger.batches(mover, 0)]
         with pytest.raises(AppendRefused):
             await JetStreamLog(mover).append(subjects.ledger("sandbox", 0), b"{}", 0)
+        await _move(mover)
         for link in (planner, tracker):
             store = JetStreamSnapshots(link)
             await store.put("sandbox-9-1", b"x")
@@ -214,6 +216,20 @@ async def _rare(stack: TracedStack) -> None:
     finally:
         for link in links:
             await link.close()
+
+
+async def _move(mover: Link) -> None:
+    """What moving a ledger reads and writes besides the ledger."""
+    for name in (streams.COMMANDS, streams.FACTS, streams.MESSAGES):
+        assert isinstance(await JetStreamLog(mover, stream=name).next_after("fp.v1.no", 0), Absent)
+    objects = Objects(mover, streams.OBJECTS_BLOBS)
+    await objects.put("moved", b"x")
+    assert await objects.get("moved") == b"x"
+    chunks = JetStreamChunks(mover)
+    await chunks.put("box", "0" * 64, b"x")
+    assert ("box", "0" * 64) in await chunks.everything()
+    assert await chunks.get("box", "0" * 64) == b"x"
+    assert await chunks.get("box", "1" * 64) is None
 
 
 async def _submit(client: Client, step: str) -> StepHandle:

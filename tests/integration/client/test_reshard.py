@@ -212,6 +212,18 @@ async def test_a_message_that_nobody_took_is_on_its_way(source: Client, target: 
         await reshard.reshard(source, target)
 
 
+async def test_what_a_newer_version_wrote_is_not_written_anew_with_less(
+    source: Client, target: Client
+) -> None:
+    batches = history(3)
+    first = next(each for each in batches if b'"committed"' in bytes(each.entries))
+    more = bytes(first.entries).replace(b'{"kind":"committed",', b'{"kind":"committed","newer":1,')
+    changed = msgspec.structs.replace(first, entries=msgspec.Raw(more))
+    await record(source, [changed if each is first else each for each in batches])
+    with pytest.raises(RefusedError, match="committed has newer, which this version does not know"):
+        await reshard.reshard(source, target)
+
+
 async def test_an_empty_source_is_refused(source: Client, target: Client) -> None:
     with pytest.raises(RefusedError, match="empty"):
         await reshard.reshard(source, target)

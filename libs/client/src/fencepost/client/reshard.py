@@ -31,6 +31,7 @@ from fencepost.core.dag.machine import DagMachine
 from fencepost.core.errors import LedgerBrokenError, RefusedError, UnknownError
 from fencepost.core.machine import Machine, Place, TermOpened
 from fencepost.core.sandbox.machine import SandboxMachine
+from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.objects import Objects
 from fencepost.runtime.outbox import MessageMaker
@@ -40,6 +41,7 @@ OWNER: Final = "reshard"
 SHARDS_MAX: Final = 1024
 _APPEND_TRIES: Final = 5
 _QUEUE_MAX: Final = 256
+_CHUNKS_AT_ONCE: Final = 16
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 Key = tuple[str, int]
@@ -55,6 +57,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     aggregates: int
     forgotten: int
+    contents: int
+    chunks: int
     verified: Report
 
 
@@ -82,7 +86,8 @@ async def reshard(source: Client, target: Client) -> Result:
         await writer.finish()
     finally:
         await writer.stop()
-    await copy_contents(source, target)
+    contents = await copy_contents(source, target)
+    chunks = await copy_chunks(source, target)
     forgotten = compare(old.states(), writer.cut.states())
     report = await verify(target)
     if not report.is_clean:
@@ -94,6 +99,8 @@ async def reshard(source: Client, target: Client) -> Result:
         entries=writer.entries,
         aggregates=old.aggregates(),
         forgotten=forgotten,
+        contents=contents,
+        chunks=chunks,
         verified=report,
     )
 
@@ -111,6 +118,31 @@ def shard_for(family: str, entry: Any, *, former: int, shards: int) -> int:
     """Where an entry belongs; what is nobody's stays with its former shard, as far as it can."""
     aggregate = aggregate_of(family, entry)
     return ids.shard_of(aggregate, shards) if ids.is_id(aggregate) else former % shards
+
+
+def refuse_unless_known(
+    recorded: ledger.Recorded, machine: Machine[Any, Any], entries: Sequence[Any]
+) -> None:
+    """Entries are written anew, so what a newer version said in them would be lost here."""
+    where = f"{recorded.batch.family}.{recorded.batch.shard} at {recorded.seq}"
+    for entry in entries:
+        if isinstance(entry, TermOpened) and entry.machine > machine.version:
+            raise RefusedError(
+                "newer_version",
+                f"{where}: machine version {entry.machine} wrote it, this one is "
+                f"{machine.version}: use the newest version",
+            )
+    written = machine.encode_entries(entries)
+    if written == bytes(recorded.batch.entries):
+        return
+    before, after = msgspec.json.decode(recorded.batch.entries), msgspec.json.decode(written)
+    for old, new in zip(before, after, strict=True):
+        if unknown := sorted(old.keys() - new.keys()):
+            raise RefusedError(
+                "newer_version",
+                f"{where}: {old.get('kind')} has {', '.join(unknown)}, which this version does "
+                "not know: use the newest version",
+            )
 
 
 class _Cut:
@@ -131,7 +163,9 @@ class _Cut:
         """Folds one batch and returns its entries."""
         batch = recorded.batch
         key = batch.family, batch.shard
-        entries = self._machines[batch.family].decode_entries(bytes(batch.entries))
+        machine = self._machines[batch.family]
+        entries = machine.decode_entries(bytes(batch.entries))
+        refuse_unless_known(recorded, machine, entries)
         self.fold(key, entries, prev=batch.prev, seq=recorded.seq, now_ms=batch.now_ms)
         self._last[key] = batch
         return entries
@@ -383,6 +417,25 @@ async def copy_contents(source: Client, target: Client) -> int:
         if content is not None:  # else it was let go meanwhile: nothing open names it any more
             await ours.put(name, content)
     return len(names)
+
+
+async def copy_chunks(source: Client, target: Client) -> int:
+    """
+    Copies the checkpoints' chunks that the source keeps in JetStream. Returns how many there were.
+
+    What a folder or S3 keeps stays there: both deployments are told the same store.
+    """
+    theirs, ours = JetStreamChunks(source.link), JetStreamChunks(target.link)
+    found = sorted(await theirs.everything())
+
+    async def copy(namespace: str, digest: str) -> None:
+        content = await theirs.get(namespace, digest)
+        if content is not None:  # else no checkpoint needs it any more
+            await ours.put(namespace, digest, content)
+
+    for at in range(0, len(found), _CHUNKS_AT_ONCE):
+        await asyncio.gather(*(copy(*each) for each in found[at : at + _CHUNKS_AT_ONCE]))
+    return len(found)
 
 
 class _Part(NamedTuple):

@@ -1,57 +1,103 @@
-"""`fencepost reshard`: another number of shards, on another server."""
+"""`fencepost reshard`: another number of shards, on another server or in another folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from fencepost.client import cli, reshard
+from fencepost.client import cli, reshard, reshard_embedded
 from fencepost.client.cli import AsJson, Url
 from fencepost.client.client import Client
+from fencepost.core.errors import RefusedError
 from fencepost.runtime import access, streams
 from fencepost.runtime.link import Link
 
 
 @cli.app.command("reshard")
 def reshard_(  # noqa: PLR0917 - options of a command
-    to: Annotated[str, typer.Option("--to", help="NATS address of the new deployment, empty.")],
     shards: Annotated[
-        int, typer.Option(min=1, max=reshard.SHARDS_MAX, help="Its number of shards, for ever.")
+        int, typer.Option(min=1, max=reshard.SHARDS_MAX, help="The new number of shards, for ever.")
     ],
+    to: Annotated[
+        str, typer.Option("--to", help="NATS address of the new deployment, empty.")
+    ] = "",
     to_credentials: Annotated[
-        str, typer.Option("--to-credentials", help="Credentials file there; else the same as here.")
+        str, typer.Option("--to-credentials", help="Its mover's file; else the same as here.")
+    ] = "",
+    to_operator: Annotated[
+        str,
+        typer.Option(
+            "--to-operator",
+            help="Its operator's file, to create the streams; else they must be there, or whoever "
+            "connects without a file may create them.",
+        ),
     ] = "",
     replicas: Annotated[
         int, typer.Option(min=1, max=5, help="How often the new server keeps each stream.")
     ] = 1,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of an embedded stack that is stopped.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", help="New folder for it; needs --data.")
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Write this deployment's history anew, cut into another number of shards, and verify it."""
-
-    async def work() -> reshard.Result:
-        user = access.read(to_credentials) if to_credentials else None
-        async with await Client.connect(url, name="fencepost-reshard") as source:
-            link = await Link.connect(to, name="fencepost-reshard", access=user)
-            try:
-                await streams.declare_at_start(link, shards, create=True, replicas=replicas)
-            finally:
-                await link.close()
-            async with await Client.connect(to, name="fencepost-reshard", user=user) as target:
-                return await reshard.reshard(source, target)
-
-    result = cli.run(work())
+    if into is not None and data is not None and not to:
+        result = cli.run(reshard_embedded.reshard_folder(data, into, shards))
+        told = f"`fencepost up --data {into}` goes on; the sandboxes stay in {data}"
+    elif to and into is None and data is None:
+        result = cli.run(
+            _between(
+                url,
+                to=to,
+                to_credentials=to_credentials,
+                to_operator=to_operator,
+                shards=shards,
+                replicas=replicas,
+            )
+        )
+        told = f"Start the services on {to} with FENCEPOST_SHARDS={result.shards}"
+    else:
+        raise RefusedError(
+            "bad_arguments",
+            "expected --to (an address), or --data and --into (folders of embedded stacks)",
+            field="to",
+        )
     if as_json:
         cli.emit(msgspec.to_builtins(result))
         return
     cli.out.print(
         f"{result.aggregates} sandboxes and DAGs, {result.entries} entries in {result.batches} "
-        f"batches: {result.shards_before} shards are {result.shards} now, and verify is clean."
+        f"batches, {result.contents} contents, {result.chunks} chunks of checkpoints: "
+        f"{result.shards_before} shards are {result.shards} now, and verify is clean."
     )
     if result.forgotten:
         cli.out.print(f"{result.forgotten} that ended long ago are in the ledger only.")
-    cli.out.print(
-        f"Start the services on {to} with FENCEPOST_SHARDS={result.shards}; the old deployment is "
-        "whole, for as long as you keep it."
-    )
+    cli.out.print(f"{told}; the old deployment is whole, for as long as you keep it.")
+
+
+async def _between(
+    url: str | None,
+    *,
+    to: str,
+    to_credentials: str,
+    to_operator: str,
+    shards: int,
+    replicas: int,
+) -> reshard.Result:
+    user = access.read(to_credentials) if to_credentials else None
+    creator = access.read(to_operator) if to_operator else user
+    async with await Client.connect(url, name="fencepost-reshard") as source:
+        link = await Link.connect(to, name="fencepost-reshard", access=creator)
+        try:
+            may_create = bool(to_operator) or not to_credentials
+            await streams.declare_at_start(link, shards, create=may_create, replicas=replicas)
+        finally:
+            await link.close()
+        async with await Client.connect(to, name="fencepost-reshard", user=user) as target:
+            return await reshard.reshard(source, target)

@@ -35,6 +35,8 @@ logger = structlog.get_logger(__name__)
 
 READY_S_MAX: Final = 30.0
 STOP_S_MAX: Final = 5.0
+SHARDS: Final = "shards"
+"""The file that tells a stack's number of shards, where it is not the usual one."""
 _LOOK_S: Final = 0.1
 _BACKOFF_S: Final = 0.2
 _BACKOFF_S_MAX: Final = 5.0
@@ -382,6 +384,22 @@ class Stack:
                 with contextlib.suppress(StartError):
                     service.start()
                     changed()
+
+
+def shards_of(data: Path) -> int:
+    """The number of shards of the stack on a folder; raises `StartError` where it is none."""
+    path = data / SHARDS
+    if not path.exists():
+        return SHARDS_EMBEDDED
+    text = path.read_text().strip()
+    if not text.isdigit() or not int(text):
+        raise StartError(f"{path}: expected a number of shards, got {text[:40]!r}")
+    return int(text)
+
+
+def write_shards(data: Path, shards: int) -> None:
+    """Says of a new stack's folder that it has another number of shards than usual."""
+    (data / SHARDS).write_text(f"{shards}\n")
 
 
 def _secret(path: Path) -> str:

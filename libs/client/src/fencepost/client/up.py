@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 
 from fencepost.client import users
 from fencepost.client.processes import StartError
-from fencepost.client.stack import Stack
+from fencepost.client.stack import Stack, shards_of
 from fencepost.core.errors import FencepostError
 
 _DETACHED_S_MAX: Final = 60.0
@@ -68,7 +68,8 @@ def _take(lock: IO[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _held(data: Path) -> Iterator[None]:
+def held(data: Path) -> Iterator[None]:
+    """Keeps every other `up` off this folder; raises `AlreadyUpError` where one runs."""
     data.mkdir(parents=True, exist_ok=True)
     with (data / "up.lock").open("a") as lock:
         # Children do not inherit it: Python opens files close-on-exec.
@@ -97,7 +98,7 @@ async def run(
     Raises `AlreadyUpError`, or `StartError` when something does not start.
     """
     data = data.resolve()
-    with _held(data):
+    with held(data):
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -108,6 +109,7 @@ async def run(
                 data,
                 planners=planners,
                 gateways=gateways,
+                shards=shards_of(data),
                 nats_port=nats_port,
                 postgres=postgres,
                 demand_credentials=demand_credentials,

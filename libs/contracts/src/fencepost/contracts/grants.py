@@ -200,10 +200,17 @@ SAID: Final[tuple[Said, ...]] = (
         why="the deployment's id and its number of shards",
     ),
     *_objects(
-        streams.OBJECTS_BLOBS, says=(*PEOPLE, "gateway"), why="contents above the inline bound"
+        streams.OBJECTS_BLOBS,
+        says=(*PEOPLE, "gateway", "mover"),
+        why="contents above the inline bound",
     ),
     *_objects(streams.OBJECTS_SNAPSHOTS, says=OWNERS, why="snapshots of shards' states"),
-    Said(subject=subjects.CHUNKS, kind="stored", says=("gateway",), why="chunks of checkpoints"),
+    Said(
+        subject=subjects.CHUNKS,
+        kind="stored",
+        says=("gateway", "mover"),
+        why="chunks of checkpoints",
+    ),
     Said(
         subject=f"{_P}.dispatch.*",
         kind="heard",
@@ -344,6 +351,10 @@ USES: Final[tuple[Use, ...]] = (
     Use(stream=streams.COMMANDS, roles=OWNERS, calls=(INFO, *FOLLOW), why="reads shards' commands"),
     Use(stream=streams.FACTS, roles=("planner",), calls=(INFO, *FOLLOW), why="reads shards' facts"),
     Use(stream=streams.MESSAGES, roles=OWNERS, calls=(INFO, *FOLLOW), why="reads shards' messages"),
+    *(
+        Use(stream=name, roles=("mover",), calls=(GET,), why="sees that all of it was read")
+        for name in (streams.COMMANDS, streams.FACTS, streams.MESSAGES)
+    ),
     Use(
         stream=streams.EVENTS,
         roles=PEOPLE,
@@ -357,12 +368,18 @@ USES: Final[tuple[Use, ...]] = (
         why="sees which replicas live",
     ),
     Use(stream=_BLOBS, roles=PEOPLE, calls=(GET,), why="looks whether a content is there"),
-    Use(stream=_BLOBS, roles=("gateway",), calls=(GET, DIRECT), why="fetches contents"),
+    Use(stream=_BLOBS, roles=("gateway", "mover"), calls=(GET, DIRECT), why="fetches contents"),
     Use(
         stream=_SNAPSHOTS,
         roles=OWNERS,
         calls=(GET, DIRECT, PURGE),
         why="fetches snapshots, and drops old ones",
+    ),
+    Use(
+        stream=streams.CHECKPOINTS,
+        roles=("mover",),
+        calls=(GET, DIRECT),
+        why="takes chunks of checkpoints along",
     ),
     Use(
         stream=streams.CHECKPOINTS,

@@ -96,6 +96,11 @@ class JetStreamChunks:
         found = await self._listed(subjects.chunk(namespace, "*"))
         return {subject.rpartition(".")[2] for subject in found}
 
+    async def everything(self) -> set[tuple[str, str]]:
+        """Namespace and digest of every chunk that there is."""
+        found = await self._listed(subjects.CHUNKS)
+        return {(parts[-2], parts[-1]) for parts in (each.split(".") for each in found)}
+
     async def stored_at_ms(self, namespace: str, digest: str) -> int | None:
         check(namespace, digest)
         found = await self._log.last(subjects.chunk(namespace, digest))
