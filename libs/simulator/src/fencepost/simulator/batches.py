@@ -138,13 +138,11 @@ _NOT_COVERED = """\
 - **A holder of a DAG that was lost.** No shard forgets a DAG here, so no sweep has one to let go.
 - **The toolhost and the gateway are models** of their protocol, not the programs. Their tests run
   the programs.
-- **Recovery by replay and checkpoints** do not exist yet; what a new generation owes is checked as
-  a number, not as bytes.
+- **Chunks.** A checkpoint is one value here, that the store has, lacks or has spoiled. Chunks, their
+  digests and checkpoints that were sent in part have tests of their own, against real stores.
 - **A disk rolled back beneath a running toolhost, within one epoch.** Nothing on such a disk tells
   it from the one that it replaced. Providers that restore a snapshot show another instance, which
   is covered, as is a roll-back to another epoch.
-- **What an older snapshot brings back.** Bytes restored from before a compensation hold the
-  compensated effect again. The ledger owes what such a disk lacks, not what it has too much.
 - **A stop meant for a former boot.** The simulated provider takes it; one that refuses it
   (`refused_other_instance`) would leave the release unconfirmed until somebody looks.
 """
