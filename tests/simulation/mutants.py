@@ -340,5 +340,26 @@ MUTANTS = (
         seeds=400,
         faults=("disk_rolled_back_before_mark", "toolhost_crash_at_point", "channel_cut"),
     ),
+    Mutant(
+        "store a workspace beside what is fenced",
+        CORE + "checkpoints",
+        "is_quiet",
+        '(step := sandbox.steps[name]).phase == "joined" and (step.epoch, step.session) == here',
+        "(step := sandbox.steps[name]) is not None",
+    ),
+    Mutant(
+        "leave a step that a checkpoint holds for later",
+        CORE + "checkpoints",
+        "checkpointed",
+        "return [entry, *_commits(sandbox)]",
+        "return [entry]",
+    ),
+    Mutant(
+        "fence new steps while a generation owes",
+        CORE + "recovery",
+        "needs",
+        "return sandbox.owed > 0 or sandbox.checkpoint is not None",
+        "return False",
+    ),
     *DAG_MUTANTS,
 )

@@ -138,8 +138,8 @@ _NOT_COVERED = """\
 - **A holder of a DAG that was lost.** No shard forgets a DAG here, so no sweep has one to let go.
 - **The toolhost and the gateway are models** of their protocol, not the programs. Their tests run
   the programs.
-- **Chunks.** A checkpoint is one value here, that the store has, lacks or has spoiled. Chunks, their
-  digests and checkpoints that were sent in part have tests of their own, against real stores.
+- **Chunks.** A checkpoint is one value here, that the store has, lacks or has spoiled. Chunks,
+  their digests and checkpoints sent in part have tests of their own, against real stores.
 - **A disk rolled back beneath a running toolhost, within one epoch.** Nothing on such a disk tells
   it from the one that it replaced. Providers that restore a snapshot show another instance, which
   is covered, as is a roll-back to another epoch.
