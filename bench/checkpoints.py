@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
+import psutil  # type: ignore[import-untyped]
 from fencepost.client.embedded import NatsServer
 from fencepost.contracts import subjects
 from fencepost.core import facts as f

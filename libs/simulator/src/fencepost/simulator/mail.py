@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from fencepost.contracts import subjects
 from fencepost.contracts.messages import Batch, Seen
 from fencepost.runtime import exchange
 from fencepost.runtime.outbox import Envelope, MessageMaker, Outbox, Resender
@@ -44,7 +45,7 @@ class Post:
 
     def put(self, process: Process, sent: Publication) -> None:
         world = self.world
-        family, _, number = sent.subject.removeprefix("fp.v1.message.").partition(".")
+        family, _, number = sent.subject.removeprefix(f"{subjects.PREFIX}.message.").partition(".")
         if process.is_cut("log") or process.is_cut(family) or world.hit("message_lost"):
             return
         delayed = world.hit("message_delayed")
