@@ -34,7 +34,7 @@ class MemoryChunks:
     async def put(self, namespace: str, digest: str, data: bytes) -> None:
         key = self._look(namespace, digest)
         self.puts += 1
-        self.held.setdefault(key, data)
+        self.held[key] = data
         self.stored[key] = self.now_ms
 
     async def get(self, namespace: str, digest: str) -> bytes | None:

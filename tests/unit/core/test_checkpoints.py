@@ -311,6 +311,15 @@ def test_what_is_gone_for_good_keeps_no_checkpoint() -> None:
     assert pruned(bench)[-1].keep == []
 
 
+def test_what_a_checkpoint_stored_that_never_counted_goes_with_its_sandbox() -> None:
+    bench = Bench().live()
+    asked(bench)
+    bench.tick()
+    bench.command("release", "r", {})
+    bench.gone()
+    assert pruned(bench)[-1].keep == []
+
+
 # --- commit_after ---------------------------------------------------------------------------------
 
 

@@ -311,7 +311,26 @@ def test_accepting_a_disk_without_its_checkpoint_where_nothing_else_is_owed() ->
     assert restore_order(bench).checkpoint == "k1", "tried again"
 
 
+@pytest.mark.parametrize("reason", ["missing", "corrupt", "unsupported"])
+def test_a_checkpoint_that_was_found_broken_is_no_base_until_it_is_restored(reason: str) -> None:
+    bench = with_checkpoint("s1")
+    restore_failed(bench, reason)
+    decide(bench, "accept")
+    bench.recover()
+    bench.command("checkpoint", "k2", {})
+    bench.tick()
+    base = only(checkpoint_orders(bench)).base
+    assert base == (manifest("k1") if reason == "unsupported" else "")
+    bench.cold()
+    bench.recover()
+    assert only(checkpoint_orders(bench)).base == manifest("k1"), "it was whole after all"
+
+
 # --- forks ------------------------------------------------------------------------------------------
+
+
+def checkpoint_orders(bench: Bench) -> list[orders.CheckpointOrder]:
+    return [f.order for f in bench.effects() if isinstance(f.order, orders.CheckpointOrder)]
 
 
 def test_a_fork_starts_from_another_sandboxes_checkpoint() -> None:
@@ -321,12 +340,26 @@ def test_a_fork_starts_from_another_sandboxes_checkpoint() -> None:
     assert (opened.disk, opened.checkpoint, opened.recovering) == ("restored", "k7", True)
     assert restore_order(bench).namespace == "origin"
     bench.recover()
-    bench.step("s1")
-    bench.answer("s1")
-    bench.command("checkpoint", "k1", {})
     bench.tick()
-    order = only([f.order for f in bench.effects() if isinstance(f.order, orders.CheckpointOrder)])
-    assert order.base == "", "the origin's chunks lie in another namespace"
+    order = only(checkpoint_orders(bench))
+    assert (order.reason, order.base) == ("origin", ""), "the chunks lie in another namespace"
+    assert kinds(bench.step("s1")) == ["parked"], "first the fork has a checkpoint of its own"
+    bench.checkpointed()
+    bench.tick()
+    bench.answer("s1")
+    bench.cold()
+    assert restore_order(bench).namespace == "sbx", "whatever has become of the origin"
+    bench.recover()
+    assert not checkpoint_orders(bench)
+
+
+def test_a_fork_whose_origin_is_gone_goes_on_where_that_is_accepted() -> None:
+    origin = {"sandbox": "origin", "checkpoint": "k7", "manifest": manifest("k7")}
+    bench = Bench().live(origin=origin)
+    restore_failed(bench, "missing")
+    decide(bench, "accept")
+    bench.tick()
+    assert not checkpoint_orders(bench), "it would put an end to the origin's for good"
 
 
 @pytest.mark.parametrize("field", ["sandbox", "checkpoint", "manifest"])

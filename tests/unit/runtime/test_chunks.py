@@ -52,6 +52,15 @@ class TestFolder(ChunkStoreContract):
         shutil.move(tmp_path / "away", tmp_path / "chunks")
         assert await store.get("sbx", named(b"x")) == b"x"
 
+    async def test_put_again_mends_what_was_damaged(
+        self, store: ChunkStore, tmp_path: Path
+    ) -> None:
+        await store.put("sbx", named(b"x"), b"x")
+        (found,) = (tmp_path / "chunks" / "sbx").glob("*/*")
+        found.write_bytes(b"y")
+        await store.put("sbx", named(b"x"), b"x")
+        assert await store.get("sbx", named(b"x")) == b"x"
+
     async def test_another_folder_in_its_place_is_unknown(
         self, store: ChunkStore, tmp_path: Path
     ) -> None:

@@ -66,6 +66,9 @@ def _why(sandbox: Sandbox, now_ms: int) -> str:
     spec = sandbox.spec
     if any(sandbox.steps[name].spec.commit_after == "checkpoint" for name in sandbox.joined):
         return "commit_after"
+    newest = sandbox.checkpoint
+    if newest is not None and newest.namespace != sandbox.id and not newest.is_broken:
+        return "origin"  # its chunks go when the origin goes, or takes a few more of its own
     if spec.checkpoint_every_steps and sandbox.owed >= spec.checkpoint_every_steps:
         return "every_steps"
     waited_ms = now_ms - sandbox.checkpoint_at_ms

@@ -77,7 +77,7 @@ def effects_of(state: SandboxShard, hints: Hints, entry: e.SandboxEntry) -> Iter
             yield from _prune(state.sandboxes[entry.sandbox], hints)  # type: ignore[union-attr]
     elif kind is e.GoneEntry:
         sandbox = state.sandboxes[entry.sandbox]  # type: ignore[union-attr]
-        if sandbox.gone and sandbox.manifests:
+        if sandbox.gone and sandbox.checkpoints:  # also those that were begun alone
             yield from _prune(sandbox, hints)
     elif kind is e.StrayFound:
         for stray in state.strays.get(entry.sandbox, ()):  # type: ignore[union-attr]
@@ -268,7 +268,8 @@ def _checkpoint_of(sandbox: Sandbox) -> Iterator[Effect]:
     if taking is None or not sandbox.whole or not checkpoints.is_quiet(sandbox):
         return
     newest = sandbox.checkpoint
-    own = newest is not None and newest.namespace == sandbox.id
+    # What is not whole in the store is no base: what it lacks would be lacking in the next one.
+    own = newest is not None and newest.namespace == sandbox.id and not newest.is_broken
     yield Effect(
         key=f"checkpoint/{sandbox.id}/{sandbox.session}/{taking.id}",
         since_ms=taking.since_ms,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from fencepost.core import limits
 from fencepost.core.machine import Place
 from fencepost.core.sandbox import entries as e
@@ -17,6 +18,9 @@ from fencepost.core.sandbox.state import (
     Sandbox,
     Step,
 )
+
+# What a restore proves about the store; the other failures are about the disk or the way to it.
+_NOT_WHOLE: Final = frozenset({"missing", "corrupt"})
 
 # --- what other entries mean for it ---------------------------------------------------------------
 
@@ -159,14 +163,23 @@ def _restored(sandbox: Sandbox, entry: e.RestoredEntry, _place: Place, _now_ms: 
     recovering = _of(sandbox)
     recovering.phase = sandbox.spec.recovery
     sandbox.journal_seq = max(sandbox.journal_seq, entry.journal_seq)
+    _mark_broken(sandbox, is_broken=False)
 
 
 def _restore_failed(
-    sandbox: Sandbox, _entry: e.RestoreFailedEntry, _place: Place, now_ms: int
+    sandbox: Sandbox, entry: e.RestoreFailedEntry, _place: Place, now_ms: int
 ) -> None:
     recovering = _of(sandbox)
     recovering.retry_at_ms = now_ms + (limits.RESTORE_RETRY_MS << recovering.failures)
     recovering.failures += 1
+    if entry.reason in _NOT_WHOLE:
+        _mark_broken(sandbox, is_broken=True)
+
+
+def _mark_broken(sandbox: Sandbox, *, is_broken: bool) -> None:
+    checkpoint = sandbox.checkpoint
+    if checkpoint is not None and checkpoint.is_broken != is_broken:
+        sandbox.checkpoint = msgspec.structs.replace(checkpoint, is_broken=is_broken)
 
 
 def _replaying(sandbox: Sandbox, entry: e.Replaying, _place: Place, now_ms: int) -> None:

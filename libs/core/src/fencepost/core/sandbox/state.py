@@ -110,7 +110,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     The newest stored checkpoint: all that was committed before its entry is in it.
 
     So is what a disk of this `line` wrote up to journal sequence `seq`. `namespace`: the sandbox
-    under whose name its chunks are stored.
+    under whose name its chunks are stored. `is_broken`: its last restore proved that it is not
+    whole in the store.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
     seq: int = 0
     at: tuple[int, int] = (0, -1)
+    is_broken: bool = False
 
 
 class Checkpointing(msgspec.Struct, frozen=True, kw_only=True):
