@@ -74,26 +74,31 @@ def start() -> Engine:
     done = _engine_script("start")
     if done.returncode == 0:
         engine = Engine(done.stdout.strip().removeprefix("DOCKER_HOST="), is_own=True)
-        left = engine.docker("ps", "-aq").split()
-        if left:
-            engine.docker("rm", "-fv", *left)
-        for kind in ("volume", "network", "image"):  # what runs before this one left of theirs
-            engine.docker(kind, "prune", "-f", check=False)
-        made = subprocess.run(
-            [sys.executable, STAND_INS],
-            env=engine.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        if made.returncode != 0:
+        try:
+            _make_ready(engine)
+        except BaseException:
             stop(engine)
-            raise NoEngineError(f"the stand-ins cannot be made: {made.stderr.strip()[-300:]}")
+            raise
         return engine
     if (found := answering()) is not None:
         return found
     raise NoEngineError(done.stderr.strip() or "no engine answers")
+
+
+def _make_ready(engine: Engine) -> None:
+    """Clears away what a run that was cut short left, and makes the images. Raises NoEngineError."""
+    if left := engine.docker("ps", "-aq").split():
+        engine.docker("rm", "-fv", *left)
+    made = subprocess.run(
+        [sys.executable, STAND_INS],
+        env=engine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if made.returncode != 0:
+        raise NoEngineError(f"the stand-ins cannot be made: {made.stderr.strip()[-300:]}")
 
 
 def answering() -> Engine | None:
