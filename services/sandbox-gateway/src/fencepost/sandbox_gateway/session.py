@@ -428,10 +428,7 @@ class GatewaySession:
             case CheckpointOrder() | RestoreOrder():
                 self._take_disk_order(order)
             case PruneOrder():
-                attached = order.sandbox in self._attached
-                self._spawn(
-                    ("prune", order.sandbox), self._checkpoints.prune(order, is_attached=attached)
-                )
+                self._spawn(("prune", order.sandbox), self._checkpoints.prune(order))
             case Dispatch():
                 raise AssertionError("dispatches are taken in their batch")
 
