@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fencepost.core.errors import LedgerBrokenError
 from fencepost.runtime import streams
 from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.link import Link
@@ -23,6 +24,7 @@ class Replica:
         self.link = link
         self.running = running
         self.refuses: set[int] = set()
+        self.cannot_read: set[int] = set()
         self.tries: list[int] = []
         self.spreader = Spreader(
             Owners(link, "toy"),
@@ -38,6 +40,8 @@ class Replica:
         self.tries.append(shard)
         if shard in self.refuses:
             raise RuntimeError("not this one")
+        if shard in self.cannot_read:
+            raise LedgerBrokenError("of a newer version")
         self.running.setdefault(shard, set()).add(self.name)
 
     async def give_up(self, shard: int) -> None:
@@ -127,6 +131,28 @@ async def test_a_shard_that_cannot_be_owned_does_not_hold_up_the_others(start: A
     await until(lambda: len(counts(one)) == 1 and counts(one)["one"] >= 7)
     one.refuses.clear()
     await until(lambda: counts(one) == {"one": 8})
+
+
+async def test_s220_what_an_older_version_cannot_read_is_left_to_the_newer_ones(start: Any) -> None:
+    newer = await start("newer")
+    await until(lambda: counts(newer) == {"newer": 8})
+    older = await start("older")
+    older.cannot_read = set(range(8))
+    await until(lambda: len(set(older.tries)) >= 4 and counts(newer) == {"newer": 8})
+    # It goes on trying, and takes nothing from who can.
+    before = len(older.tries)
+    await until(lambda: newer.spreader.is_settled and older.spreader.is_settled)
+    newest = await start("newest")
+    await until(lambda: counts(newer).get("newest", 0) >= 2 and sum(counts(newer).values()) == 8)
+    assert "older" not in counts(newer)
+    await newest.spreader.stop()
+    await newest.link.close()
+    await until(lambda: counts(newer) == {"newer": 8})
+    # Once it can read them (it was replaced by a newer one), it has its share.
+    older.cannot_read = set()
+    await newer.die()
+    await until(lambda: counts(older) == {"older": 8})
+    assert len(older.tries) > before
 
 
 async def test_an_ended_ownership_is_tried_again(start: Any) -> None:

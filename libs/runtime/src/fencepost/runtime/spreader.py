@@ -5,6 +5,9 @@ Every replica says every 300 ms in a key of its own that it is alive, and a key 
 whose it is. A replica is dead to another one when its key's revision has not changed for 1,200 ms
 of the other's own monotonic clock: no clock is compared, and the bucket's own ages play no part.
 
+A replica that cannot own a shard, whose ledger it cannot read (an older version beside newer ones),
+lets go of it and says so in its key: the others take it beyond their share.
+
 This protects nothing. Two replicas that both believe to own a shard are told apart by the append
 (`shard_runner`); here it is only decided who tries.
 """
@@ -19,7 +22,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 from fencepost.contracts import streams
-from fencepost.core.errors import UnknownError
+from fencepost.core.errors import LedgerBrokenError, UnknownError
 from fencepost.runtime.link import ApiError, Link, pub
 from fencepost.runtime.ports import Clock
 
@@ -132,6 +135,7 @@ class Spreader:
         self._retry: dict[int, tuple[int, int]] = {}
         self._claimed_ms: dict[int, int] = {}
         self._doubted_ms: dict[int, int] = {}
+        self._unfit: set[int] = set()
         self._is_blind = False
         self._looked = False
         self._task: asyncio.Task[None] | None = None
@@ -180,7 +184,9 @@ class Spreader:
         while True:
             count += 1
             try:
-                await self._owners.write(f"replica.{self.replica}", str(count), None)
+                unfit = ",".join(str(shard) for shard in sorted(self._unfit))
+                value = f"{count} {unfit}".rstrip()
+                await self._owners.write(f"replica.{self.replica}", value, None)
             except UnknownError as error:
                 logger.debug("owner_key_not_renewed", detail=str(error))
             await asyncio.sleep(RENEW_MS / 1000)
@@ -215,15 +221,19 @@ class Spreader:
                 await self._claim(shard, revision if owner == self.replica else 0)
             elif shard not in self.owned and shard not in self._busy and self._may_try(shard):
                 self._spawn(shard, self._take(shard))
-        excess = len(self.held) - share
-        if excess > 0:
-            idle = [shard for shard in sorted(self.held) if shard not in self._busy]
-            if idle:
-                self._spawn(idle[-1], self._release(idle[-1]))
-            return
-        for shard in self._candidates(keys, live)[: share - len(self.held)]:
-            if await self._claim(shard, keys.get(f"shard.{shard}", (0, ""))[0]):
-                self._spawn(shard, self._take(shard))
+        left, fit = _left_by_others(keys, live - {self.replica})
+        # What others cannot own is shared among those that can, beside what all can.
+        for part, most in ((False, share), (True, math.ceil(len(left) / (fit + 1)))):
+            held = [shard for shard in sorted(self.held) if (shard in left) is part]
+            if len(held) > most:
+                idle = [shard for shard in held if shard not in self._busy]
+                if idle:
+                    self._spawn(idle[-1], self._release(idle[-1]))
+                return
+            free = [shard for shard in self._candidates(keys, live) if (shard in left) is part]
+            for shard in free[: most - len(held)]:
+                if await self._claim(shard, keys.get(f"shard.{shard}", (0, ""))[0]):
+                    self._spawn(shard, self._take(shard))
         self._looked = True
 
     def _is_lost(self, shard: int, revision: int, owner: str, now_ms: int) -> bool:
@@ -298,8 +308,12 @@ class Spreader:
             detail = f"{type(error).__name__}: {error}"
             logger.warning("shard_not_owned", shard=shard, detail=detail)
             self._back_off(shard)
+            if isinstance(error, LedgerBrokenError):
+                self._unfit.add(shard)
+                await self._let_go(shard)
             return
         self.owned.add(shard)
+        self._unfit.discard(shard)
         self._retry.pop(shard, None)
 
     async def _drop(self, shard: int) -> None:
@@ -309,11 +323,27 @@ class Spreader:
     async def _release(self, shard: int) -> None:
         """Stops, then says that the shard is free."""
         await self._drop(shard)
+        if shard in self.held:
+            self._retry[shard] = (self._clock.monotonic_ms() + RETRY_MS, RETRY_MS // 2)
+            await self._let_go(shard)
+
+    async def _let_go(self, shard: int) -> None:
         revision = self.held.pop(shard, None)
         if revision is None:
             return
-        self._retry[shard] = (self._clock.monotonic_ms() + RETRY_MS, RETRY_MS // 2)
         try:
             await self._owners.write(f"shard.{shard}", "", revision)
         except UnknownError as error:
             logger.info("shard_not_released", shard=shard, detail=str(error))
+
+
+def _left_by_others(keys: dict[str, tuple[int, str]], others: set[str]) -> tuple[set[int], int]:
+    """The shards that some living replica says it cannot own, and how many say so of none."""
+    left: set[int] = set()
+    fit = 0
+    for replica in others:
+        _, _, told = keys.get(f"replica.{replica}", (0, ""))[1].partition(" ")
+        found = {int(shard) for shard in told.split(",") if shard.isdigit()}
+        left |= found
+        fit += not found
+    return left, fit
