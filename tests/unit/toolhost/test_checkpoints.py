@@ -16,6 +16,7 @@ import pytest
 
 from tests.unit.toolhost.driver import Disk, Toolhost, wait_until
 from tests.unit.toolhost.keeping import Keeper, Store, put, put_page, told_tree
+from tests.unit.toolhost.test_versions import old_pythons
 
 Start = Callable[..., Toolhost]
 
@@ -593,3 +594,18 @@ def test_the_gateways_window_is_bounded(keeper: Keeper, fresh: Keeper):
     told = keeper.checkpoint()
     assert fresh.restore(told["manifest"])["k"] == "restored"
     assert 0 < fresh.most_asked <= 64
+
+
+@pytest.mark.skipif(not old_pythons(), reason="no Python 3.8 here")
+def test_python_3_8_takes_and_restores_checkpoints(start: Start, disk: Disk, store: Store):
+    old = start(python=old_pythons()[-1])
+    old.mark()
+    fill(disk.workspace)
+    told = Keeper(old, store).checkpoint()
+    other = Disk(disk.state.parent / "other")
+    host = start(on=other, python=old_pythons()[-1])
+    host.mark()
+    keeper = Keeper(host, store)
+    assert keeper.restore(told["manifest"])["k"] == "restored"
+    assert told_tree(other.workspace) == told_tree(disk.workspace)
+    assert Keeper(start(), store).checkpoint()["manifest"] == told["manifest"]

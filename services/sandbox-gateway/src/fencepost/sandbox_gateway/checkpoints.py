@@ -41,8 +41,8 @@ ON_THEIR_WAY: Final = 16
 WANTED_MAX: Final = 16
 NEEDED_MAX: Final = 256
 SILENT_S: Final = 600.0
-"""Between two frames: a large tree is walked, or synced, in between. A toolhost that says nothing at
-all, not even a heartbeat, is lost long before."""
+"""Between two frames, in which a large tree may be walked, or synced. A toolhost that sends no
+heartbeats is lost long before."""
 QUEUED_S: Final = 900.0
 """A checkpoint waits in the toolhost for the command that runs."""
 TRIES: Final = 3
