@@ -226,10 +226,10 @@ async def _move(mover: Link) -> None:
     await objects.put("moved", b"x")
     assert await objects.get("moved") == b"x"
     chunks = JetStreamChunks(mover)
-    await chunks.put("box", "0" * 64, b"x")
-    assert ("box", "0" * 64) in await chunks.everything()
-    assert await chunks.get("box", "0" * 64) == b"x"
-    assert await chunks.get("box", "1" * 64) is None
+    await chunks.put("moved", "0" * 64, b"x")
+    assert ("moved", "0" * 64) in await chunks.everything()
+    assert await chunks.get("moved", "0" * 64) == b"x"
+    assert await chunks.get("moved", "1" * 64) is None
 
 
 async def _submit(client: Client, step: str) -> StepHandle:

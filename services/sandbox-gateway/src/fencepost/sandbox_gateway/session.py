@@ -64,7 +64,7 @@ from fencepost.runtime.chunks import ChunkStore
 from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
-from fencepost.sandbox_gateway import blobs, frames, oversize
+from fencepost.sandbox_gateway import blobs, frames, orders, oversize
 from fencepost.sandbox_gateway.attachment import Attachment, ChannelEndedError
 from fencepost.sandbox_gateway.checkpoints import YOUNG_MS, Checkpoints
 from fencepost.sandbox_gateway.faults import Faults
@@ -76,7 +76,6 @@ from fencepost.sandbox_gateway.reads import Reads
 
 Ending: TypeAlias = Literal["lease_over", "stopped"]
 
-_ORDERS: Final = msgspec.json.Decoder(list[Order])
 _RECEIPT: Final = msgspec.json.Decoder(Receipt)
 _encode: Final = msgspec.json.Encoder().encode
 _STALE: Final = frozenset({"stale_epoch", "stale_session", "no_generation"})
@@ -184,7 +183,7 @@ class GatewaySession:
         """Serves until `stop` is set or the lease is past, and tells which it was."""
         if not await self._first_renewal(stop):
             return "stopped"
-        orders = await self._link.subscribe_raw(subjects.orders(self.id), self._take_orders)
+        heard = await self._link.subscribe_raw(subjects.orders(self.id), self._take_orders)
         listings = await self._link.subscribe_raw(
             subjects.gateway_list(self.id), self._listings.take
         )
@@ -201,7 +200,7 @@ class GatewaySession:
             self._over.set()
             stopping.cancel()
             if not self._link.nc.is_closed:
-                await orders.unsubscribe()
+                await heard.unsubscribe()
                 await listings.unsubscribe()
             await self._listings.close()
             await self._close()
@@ -374,22 +373,20 @@ class GatewaySession:
             self._end("lease_over")
             return
         crash.point("gateway_order_received")
-        try:
-            orders = _ORDERS.decode(msg.data)
-        except msgspec.DecodeError as error:
+        taken, wrong = orders.decode(msg.data)
+        for detail in wrong:
             self._metrics.orders_refused.labels("malformed").inc()
-            logger.warning("orders_malformed", gateway=self.id, detail=str(error))
-            return
-        self._take_decoded(orders)
+            logger.warning("order_malformed", gateway=self.id, detail=detail)
+        self._take_decoded(taken)
 
-    def _take_decoded(self, orders: list[Order]) -> None:
+    def _take_decoded(self, taken: list[Order]) -> None:
         now_ms = self._clock.monotonic_ms()
         if self._over.is_set() or self._lease.is_over(now_ms):
             return
         may_write = self._lease.may_write(now_ms)
         writes: dict[Attachment, list[bytes]] = {}
         dispatched = 0
-        for order in orders:
+        for order in taken:
             if self._faults is not None and self._faults.is_echoing:
                 sandbox = order.fence.sandbox if isinstance(order, Dispatch) else order.sandbox
                 self._faults.echo(sandbox, partial(self._take_decoded, [order]))
