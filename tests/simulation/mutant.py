@@ -30,6 +30,7 @@ class Mutant:
     seeds: int = 40
     faults: tuple[str, ...] = ()
     dags: bool = False
+    checkpoints: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:

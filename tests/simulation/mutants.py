@@ -346,6 +346,7 @@ MUTANTS = (
         "is_quiet",
         '(step := sandbox.steps[name]).phase == "joined" and (step.epoch, step.session) == here',
         "(step := sandbox.steps[name]) is not None",
+        checkpoints=True,
     ),
     Mutant(
         "leave a step that a checkpoint holds for later",
@@ -353,6 +354,7 @@ MUTANTS = (
         "checkpointed",
         "return [entry, *_commits(sandbox)]",
         "return [entry]",
+        checkpoints=True,
     ),
     Mutant(
         "fence new steps while a generation owes",

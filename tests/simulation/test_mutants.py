@@ -44,7 +44,12 @@ def options_of(seed: int, mutant: Mutant) -> Options:
     kept = BASE_RATES if mutant.dags else SANDBOX_FAULTS
     rates = {fault: rate for fault, rate in drawn.rates.items() if fault in kept}
     rates |= {fault: drawn.rates.get(fault, BASE_RATES[fault]) for fault in mutant.faults}
-    return msgspec.structs.replace(drawn, dags=dags, rates={**rates, **mutant.rates})
+    return msgspec.structs.replace(
+        drawn,
+        dags=dags,
+        checkpoints=drawn.checkpoints if mutant.checkpoints else 0,
+        rates={**rates, **mutant.rates},
+    )
 
 
 def killed_at(mutant: Mutant) -> int | None:
