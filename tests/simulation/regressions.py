@@ -13,18 +13,18 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
     # An older point of the disk, from an epoch before, was taken for a blank disk: the effect of a
     # carried step was called lost and stood on it.
     "an older epoch's snapshot was called cold": (
-        4,
+        50,
         "take an older point of the disk for a blank one",
     ),
     # A step was revoked by its latest attempt; what the disk held was that of the one before.
     "a carried attempt was called never applied": (
-        209,
+        264,
         "a revocation that looks at the attempt alone",
     ),
     # A create was asked twice under one id; the failure of one call was taken for that of both, and
     # what the other had made ran on under no name.
     "one call's failure ended a create id": (
-        252,
+        263,
         "take one call's failure for the end of its create id",
     ),
     # A disk was rolled back between the reading and the marking, and the marking was lost: the next
