@@ -101,11 +101,19 @@ stop() {
     end TERM
 }
 
+clean() {
+    # The daemon leaves its data mounted upon itself.
+    grep -F " $home/" /proc/mounts | cut -d ' ' -f 2 | sort -r | while read -r place; do
+        umount "$place" || true
+    done
+    rm -rf "$home"
+}
+
 case "${1:-}" in
     start) start ;;
     stop) stop ;;
     restart) end TERM; start ;;
     stop-daemon) end TERM ;;
-    clean) stop; rm -rf "$home" ;;
+    clean) stop; clean ;;
     *) echo "usage: engine.sh start|stop|restart|stop-daemon|clean" >&2; exit 2 ;;
 esac
