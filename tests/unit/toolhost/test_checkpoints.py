@@ -277,6 +277,34 @@ def test_a_file_of_very_many_blocks_is_restored(keeper: Keeper, fresh: Keeper):
         assert made.read_bytes() == (root / name).read_bytes()
 
 
+def test_a_long_hole_takes_no_room_when_it_is_restored(keeper: Keeper, fresh: Keeper):
+    root = keeper.host.disk.workspace
+    for name, tail in (("hole", b""), ("tail", b"end")):
+        with (root / name).open("wb") as file:
+            file.write(b"start")
+            file.truncate(200 * 512 * 1024)
+            file.seek(0, os.SEEK_END)
+            file.write(tail)
+    told = keeper.checkpoint()
+    assert fresh.restore(told["manifest"])["k"] == "restored"
+    for name in ("hole", "tail"):
+        made = fresh.host.disk.workspace / name
+        assert made.read_bytes() == (root / name).read_bytes()
+        assert made.stat().st_blocks * 512 < 8 * 1024 * 1024
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_what_no_restore_would_take_is_no_checkpoint_and_is_not_read(keeper: Keeper, before: int):
+    """Of few chunks, since all of its blocks are alike; the bound is on the sum of all files."""
+    for number in range(before):
+        with (keeper.host.disk.workspace / f"a{number}").open("wb") as file:
+            file.truncate(256 * 1024)
+    with (keeper.host.disk.workspace / "hole").open("wb") as file:
+        file.truncate((262_144 - before + 1) * 512 * 1024)
+    failed = keeper.checkpoint()
+    assert (failed["k"], failed["reason"]) == ("checkpoint_failed", "too_large")
+
+
 def test_many_files_make_indexes_above_the_pages(keeper: Keeper, fresh: Keeper):
     root = keeper.host.disk.workspace
     for folder in range(40):

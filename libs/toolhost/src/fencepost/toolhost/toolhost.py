@@ -2629,6 +2629,7 @@ class Snapshot:
         self.seen = set()  # type: set[bytes]
         self.waiting = []  # type: list[tuple[bytes, str, bytes]]
         self.files = self.entries = self.size = self.sent = self.skipped = 0
+        self.contents = 0  # that a restore asks for, equal ones each time
         self.children = []  # type: list[Any]
 
     def time_of_disk(self):
@@ -2761,10 +2762,14 @@ class Snapshot:
 
     def note(self, key, digests, files):
         self.all.update(digests)
-        if len(self.all) > CHUNKS_MAX:
-            raise Broken("too_large", "more than %d chunks" % CHUNKS_MAX)
+        self.contents += len(digests)
+        self.check_room(0)
         if self.now_ns and not any(file.is_racy(self.now_ns) for file in files):
             self.read[key] = digests
+
+    def check_room(self, more):
+        if max(len(self.all), self.contents + more) > CHUNKS_MAX:
+            raise Broken("too_large", "more than %d chunks" % CHUNKS_MAX)
 
     def close_pack(self, page):
         group = page.group
@@ -2791,6 +2796,7 @@ class Snapshot:
 
     def cut(self, file):
         """The digests of a large file's blocks."""
+        self.check_room(file.size // CHUNK_BYTES)  # before it is read: it may be one long hole
         key = hashlib.sha256(b"file" + file.told()).hexdigest()
         digests = self.cached(key)
         if digests is None:
@@ -3264,11 +3270,15 @@ class Blocks:
             raise corrupt("a block of another size")
         if self.fd < 0:
             self.fd = self.restore.create(self.file)
-        write_all(self.fd, body)
+        if body.count(0) == len(body):
+            os.lseek(self.fd, len(body), os.SEEK_CUR)  # a hole, as it may have been
+        else:
+            write_all(self.fd, body)
         if CRASH_AT:
             crash("restore_block")
         self.left -= len(body)
         if not self.left:
+            os.ftruncate(self.fd, self.file.size)
             self.restore.seal(self.fd, self.file)
             self.close()
 
