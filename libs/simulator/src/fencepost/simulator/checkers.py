@@ -124,8 +124,8 @@ class CommitIsOnDisk(Checker):
             marker = contents.marker
             if marker is None or marker.session != view.session:
                 continue
-            if entry["mode"] == "accepted" or entry.get("without"):
-                continue  # a person took the disk as it is
+            if entry["mode"] == "accepted" or entry.get("without") or entry.get("lost"):
+                continue  # a person took the disk as it is, or gave the checkpoint up
             for name in view.committed:
                 self.need(
                     contents.held.get(name, 0) > 0,
