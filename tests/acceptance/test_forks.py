@@ -27,6 +27,20 @@ async def _write(client: Client, sandbox: str, *names: str) -> None:
         assert outcome.is_ok
 
 
+async def test_of_two_forks_under_one_name_one_is_made(stack: RunningStack) -> None:
+    async with await stack.client() as client:
+        await client.create_sandbox("box")
+        await _write(client, "box", "a", "b")
+        both = await asyncio.gather(
+            *(forks.fork(client, "box", at=step, name="one") for step in ("w-a", "w-b")),
+            return_exceptions=True,
+        )
+        (made,) = [fork for fork in both if isinstance(fork, forks.Fork)]
+        (refused,) = [error for error in both if isinstance(error, RefusedError)]
+        assert (refused.reason, refused.field) == ("sandbox_exists", "--as")
+        assert await _names(client, "one") == (["a"] if made.at == "w-a" else ["a", "b"])
+
+
 async def test_a_workspace_at_any_committed_step_comes_back_in_a_sandbox_of_its_own(
     stack: RunningStack,
 ) -> None:
@@ -72,6 +86,14 @@ async def test_a_workspace_at_any_committed_step_comes_back_in_a_sandbox_of_its_
             await forks.fork(client, "box", at="never")
         with pytest.raises(RefusedError, match="no sandbox"):
             await forks.fork(client, "nobody")
+
+        await client.release("box")
+        async with asyncio.timeout(60):
+            while (await client.show("box"))["state"] != "gone":
+                await asyncio.sleep(0.1)
+        await client.reclaim("late")
+        await client.write_file("late", "e", "x")
+        assert await _names(client, "late") == ["a", "b", "c", "d", "e", "only here"]
     assert (await stack.verify()).is_clean
 
 

@@ -168,6 +168,8 @@ def test_what_acted_outside_is_not_run_again_and_is_named(story: Story) -> None:
     assert [done.step for done in plan.steps] == ["one", "two"]
     assert plan.external == ["charge"]
     assert story.past.plan("one").external == []
+    story.step("mail", 4, effect="external")
+    assert story.past.plan().at == "two", "a step that can be gone back to"
     with pytest.raises(RefusedError, match="acted outside"):
         story.past.plan("charge")
 

@@ -27,6 +27,7 @@ from fencepost.core.machine import Place
 from fencepost.core.receipts import Receipt
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import owed
+from fencepost.core.sandbox.holding import OPERATOR
 from fencepost.core.sandbox.state import Key
 from fencepost.core.steps import Origin, SandboxSpec, StepSpec, digest_of
 
@@ -176,8 +177,10 @@ class Past:
             (d for d in wanted.values() if start is None or not self._is_in(d, start)),
             key=lambda done: done.key,
         )
+        inside = [done for done in wanted.values() if done.spec.effect == "workspace"]
+        last = max(inside, key=lambda done: done.key).step if inside else ""
         return Plan(
-            at=at or max(wanted.values(), key=lambda done: done.key).step if wanted else "",
+            at=at or last,
             start=start,
             steps=[done for done in left if done.spec.effect == "workspace"],
             external=[done.step for done in left if done.spec.effect != "workspace"],
@@ -265,6 +268,9 @@ async def fork(
     spec = msgspec.structs.replace(past.spec, origin=origin)
     reason = f"fork of {sandbox} at {plan.at}"
     await client.create_sandbox(name, spec, reason=reason, timeout_s=_LIVE_S_MAX)
+    # Two forks under one name, at once: the same spec again is no second sandbox.
+    if (await client.show(name))["claims"].get(OPERATOR) != reason:
+        raise _name_taken(name, "another was made under it meanwhile")
     difference = None
     replayed = 0
     for done in plan.steps:
@@ -313,7 +319,11 @@ async def _fresh_name(client: Client, origin: str, name: str | None) -> str:
             return name
         raise
     detail = "it is the origin itself" if name == origin else "there is one already"
-    raise RefusedError(
+    raise _name_taken(name, detail)
+
+
+def _name_taken(name: str, detail: str) -> RefusedError:
+    return RefusedError(
         "sandbox_exists", f"--as: expected an id of its own, got {name!r}: {detail}", field="--as"
     )
 
