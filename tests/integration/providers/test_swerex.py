@@ -5,19 +5,26 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
+from aiohttp import web
 from fencepost.core.errors import RefusedError
+from fencepost.core.facts import Ref
 from fencepost.providers.protocol import (
     Absent,
+    ChannelRefusedError,
     CreateAmbiguous,
     Created,
     CreateRefused,
     Provider,
     Unknown,
 )
-from fencepost.providers.swerex.provider import SwerexProvider, load_pool
+from fencepost.providers.swerex.channel import PumpedChannel
+from fencepost.providers.swerex.pool import load_pool
+from fencepost.providers.swerex.provider import SwerexProvider
+from fencepost.providers.swerex.server import Calls, Said, Server, Silence
 
 from scripts.swerex_demo.servers import TOKEN, SwerexServer
 from tests.unit.providers.provider_contract import (
@@ -51,6 +58,11 @@ def write_pool(folder: Path, servers: list[SwerexServer]) -> Path:
     for server in servers:
         (folder / f"{server.name}.json").write_text(json.dumps(server.entry()))
     return folder
+
+
+def at(server: SwerexServer) -> str:
+    """What refs call its place."""
+    return Server(name=server.name, **server.entry()).place
 
 
 async def empty(provider: SwerexProvider) -> None:
@@ -125,7 +137,7 @@ async def test_a_replaced_server_is_told_from_the_first_by_its_claim_alone(
     provider: SwerexProvider, servers: list[SwerexServer]
 ) -> None:
     ref = await made(provider)
-    server = next(server for server in servers if server.name == ref.native_id)
+    server = next(server for server in servers if at(server) == ref.native_id)
     talk = Talk(await provider.channel(ref, SPEC))
     await talk.ask({"k": "hello", "id": "1"})
     before = await said(server)
@@ -155,7 +167,7 @@ async def test_a_server_that_does_not_answer_proves_nothing(
     provider: SwerexProvider, servers: list[SwerexServer]
 ) -> None:
     ref = await made(provider)
-    server = next(server for server in servers if server.name == ref.native_id)
+    server = next(server for server in servers if at(server) == ref.native_id)
     server.kill()
     try:
         assert (await provider.observe(ref)).state == "unknown"
@@ -183,7 +195,173 @@ async def test_s027_a_refused_token_is_never_an_absence(
         assert not (await stranger.list()).complete
     finally:
         await stranger.close()
+    write_pool(tmp_path / "pool", servers)
     assert (await provider.observe(ref)).state == "present"
+
+
+async def test_an_entry_that_leads_elsewhere_is_another_place(
+    provider: SwerexProvider, servers: list[SwerexServer], tmp_path: Path
+) -> None:
+    """What the server at the new address does not hold says nothing of the former one's."""
+    ref = await made(provider)
+    here, elsewhere = sorted(servers, key=lambda server: at(server) != ref.native_id)
+    (tmp_path / "pool" / f"{elsewhere.name}.json").unlink()
+    path = tmp_path / "pool" / f"{here.name}.json"
+    for edited in (
+        {**here.entry(), "url": elsewhere.url},
+        {**here.entry(), "base": "/var/tmp/elsewhere"},
+    ):
+        path.write_text(json.dumps(edited))
+        assert (await provider.observe(ref)).state == "unknown"
+        assert isinstance(await provider.find("acq-1"), Unknown)
+        assert not (await provider.list()).complete
+        assert (await provider.stop(ref, ref.instance)).answer == "unconfigured"
+    path.write_text(json.dumps(here.entry()))
+    assert (await provider.observe(ref)).state == "present", "the control"
+    assert (await provider.list()).complete
+    path.write_text('{"url":')
+    assert (await provider.observe(ref)).state == "present", "while it is edited"
+    assert isinstance(await provider.create("acq-2", SPEC, LABELS), CreateRefused)
+    assert not (await provider.list()).complete
+    path.write_text(json.dumps(here.entry()))
+
+
+async def test_a_rotated_token_is_used_at_once(
+    provider: SwerexProvider, servers: list[SwerexServer], tmp_path: Path
+) -> None:
+    ref = await made(provider)
+    here = next(server for server in servers if at(server) == ref.native_id)
+    path = tmp_path / "pool" / f"{here.name}.json"
+    path.write_text(json.dumps({**here.entry(), "token": "former"}))
+    assert (await provider.observe(ref)).state == "unknown"
+    path.write_text(json.dumps(here.entry()))
+    assert (seen := await provider.observe(ref)).state == "present", seen
+
+
+async def test_what_lives_without_its_folder_is_not_gone(
+    provider: SwerexProvider, servers: list[SwerexServer]
+) -> None:
+    ref = await made(provider)
+    talk = Talk(await provider.channel(ref, SPEC))
+    await talk.ask({"k": "hello", "id": "1"})
+    here = next(server for server in servers if at(server) == ref.native_id)
+    headers = {"X-API-Key": TOKEN}
+    ask = {"command": ["mv", f"{here.base}/claim", f"{here.base}/elsewhere"]}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(f"{here.url}/execute", json=ask) as moved:
+            assert (await moved.json())["exit_code"] == 0
+    assert (await provider.observe(ref)).state == "unknown"
+    assert (await provider.stop(ref, ref.instance)).answer == "not_found"
+    assert (await provider.observe(ref)).state == "gone"
+    await talk.channel.end()
+
+
+async def test_a_create_that_is_still_on_its_way_makes_nothing_once_settled(
+    provider: SwerexProvider, servers: list[SwerexServer], tmp_path: Path
+) -> None:
+    """Its gateway has died meanwhile, so nobody takes back what it would make."""
+    slow = SwerexProvider(tmp_path / "pool")
+    sent, go = asyncio.Event(), asyncio.Event()
+    ask = slow._ask
+
+    async def held(server: Server, verb: str, **body: object) -> Said | Silence:
+        if verb == "claim":
+            sent.set()
+            await go.wait()
+            answer = await ask(server, verb, **body)
+            assert isinstance(answer, Said)
+            assert answer.state == "settled"
+            raise asyncio.CancelledError
+        return await ask(server, verb, **body)
+
+    slow._ask = held  # type: ignore[method-assign]
+    creating = asyncio.create_task(slow.create("acq-1", SPEC, LABELS))
+    try:
+        await sent.wait()
+        assert await provider.settle("acq-1")
+        assert isinstance(await provider.find("acq-1"), Absent)
+        go.set()
+        await asyncio.gather(creating, return_exceptions=True)
+        assert isinstance(await provider.find("acq-1"), Absent)
+        assert (await provider.list()).items == ()
+    finally:
+        await slow.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[" * 100_000,
+        "null",
+        "{}",
+        '{"stdout": 1}',
+        *(
+            json.dumps({"stdout": json.dumps(said), "exit_code": 0})
+            for said in (
+                {"state": []},
+                {"state": "claimed"},
+                {"state": "claimed", "claim": {"instance": 1, "create_id": "a", "labels": {}}},
+                {"state": "seen", "claim": None, "leaving": 1, "alive": False},
+                {"state": "seen", "claim": {"instance": "i"}, "leaving": [], "alive": False},
+                {"state": "seen", "claim": None, "leaving": []},
+                {"state": "other"},
+                {"state": "pumped", "taken": "x", "from": 0, "data": ""},
+            )
+        ),
+    ],
+)
+async def test_garbage_proves_nothing_and_raises_nothing(tmp_path: Path, answer: str) -> None:
+    async def handle(_request: web.Request) -> web.Response:
+        return web.Response(text=answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    entry = {"url": f"http://127.0.0.1:{runner.addresses[0][1]}", "token": "t"}
+    (tmp_path / "garbage.json").write_text(json.dumps(entry))
+    provider = SwerexProvider(tmp_path)
+    place = next(iter(provider._pool.servers()))
+    ref = Ref(
+        authority=provider.traits.authority, provider="swerex", native_id=place, instance="i1"
+    )
+    try:
+        assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateAmbiguous)
+        assert isinstance(await provider.find("acq-1"), Unknown)
+        assert (await provider.observe(ref)).state == "unknown"
+        assert (await provider.stop(ref, "i1")).answer == "unreachable"
+        assert not (await provider.list()).complete
+        assert not await provider.settle("acq-1")
+        with pytest.raises(ChannelRefusedError) as raised:
+            await provider.channel(ref, SPEC)
+        assert raised.value.observed == "unknown"
+    finally:
+        await provider.close()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "counts", [{"taken": 9}, {"taken": -1}, {"from": 1}, {"from": -1}, {"data": "no base64!"}]
+)
+async def test_counts_that_do_not_fit_end_a_stream(counts: dict[str, object]) -> None:
+    """Bytes that were lost, or are there twice, are never handed on."""
+    right: dict[str, object] = {"taken": 0, "from": 0, "data": "aGk="}
+
+    class Answers:
+        async def agent(self, *_: object) -> Said:
+            return Said("pumped", {**right, "ended": True, **counts})
+
+    server = Server(name="x", url="http://127.0.0.1:1", token="t")
+    for body, expected in ((counts, "the counts of the stream do not fit"), ({}, "end_of_stream")):
+        counts = body
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        had: list[bytes] = []
+        channel = PumpedChannel(cast("Calls", Answers()), server, instance="i", name="n")
+        channel.start(had.append, ended.set_result)
+        assert await ended == expected
+        assert had == ([] if body else [b"hi"])
 
 
 async def test_a_long_talk_is_carried_whole_both_ways(provider: SwerexProvider) -> None:
@@ -222,10 +400,13 @@ async def test_a_long_talk_is_carried_whole_both_ways(provider: SwerexProvider) 
         ('{"url": "http://127.0.0.1:1"}', "token"),
         ('{"url": "http://127.0.0.1:1", "token_file": "none"}', "token_file"),
         ('{"url": "http://127.0.0.1:1", "token": "t", "prot": 1}', "prot"),
+        ('{"url": "http://127.0.0.1:1", "token": "a\\nb"}', "token"),
+        ('{"url": "http://127.0.0.1:1", "token": "\u00e9"}', "token"),
+        ('{"url": "http://127.0.0.1:2/", "token": "t"}', "url"),
     ],
 )
 def test_a_wrong_pool_entry_is_refused_by_name(tmp_path: Path, text: str, field: str) -> None:
-    good = {"url": "http://127.0.0.1:1", "token": "t"}
+    good = {"url": "http://127.0.0.1:2", "token": "t"}
     (tmp_path / "good.json").write_text(json.dumps(good))
     assert list(load_pool(tmp_path)) == ["good"]
     (tmp_path / "wrong.json").write_text(text)

@@ -194,6 +194,22 @@ class ProviderContract:
         assert isinstance(await provider.find("acq-1"), Absent)
         assert isinstance(await provider.create("acq-2", SPEC, LABELS), Created)
 
+    async def test_what_an_unanswered_create_made_is_found_once_its_id_is_settled(
+        self, provider: Provider
+    ) -> None:
+        """Else a release whose create was not answered would call it gone while it lives."""
+        ref = await made(provider)
+        await provider.settle("acq-1")
+        found = await provider.find("acq-1")
+        assert isinstance(found, Created)
+        assert found.ref == ref
+        await provider.stop(ref, ref.instance)
+
+        async def gone() -> bool:
+            return isinstance(await provider.find("acq-1"), Absent)
+
+        assert await wait_for(gone, 30)
+
     async def test_asking_starts_nothing(self, provider: Provider) -> None:
         ref = await made(provider)
         await provider.stop(ref, ref.instance)

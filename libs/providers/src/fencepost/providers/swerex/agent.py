@@ -59,10 +59,20 @@ def current(base: str) -> Optional[Dict[str, Any]]:
     return read_claim(place(base, "claim"))
 
 
+def settle(base: str, ask: Dict[str, Any]) -> Answer:
+    """A claim under this create id that is still on its way makes nothing here any more."""
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    with open(place(base, "over-" + ask["key"]), "wb") as file:
+        os.fsync(file.fileno())
+    return {"state": "settled"}
+
+
 def claim(base: str, ask: Dict[str, Any]) -> Answer:
     """Makes the sandbox of this create id, or finds it again."""
     os.makedirs(base, mode=0o700, exist_ok=True)
     held = current(base)
+    if held is None and os.path.exists(place(base, "over-" + ask["key"])):
+        return {"state": "settled"}
     if held is None:
         fresh = place(base, "new-" + secrets.token_hex(8))
         os.makedirs(place(fresh, "state"), mode=0o700)
@@ -89,7 +99,11 @@ def claim(base: str, ask: Dict[str, Any]) -> Answer:
 
 
 def look(base: str, ask: Dict[str, Any]) -> Answer:
-    """What this server holds now, and what of it is still on its way out."""
+    """
+    What this server holds now, and what of it is still on its way out.
+
+    `alive`: processes of the instance that was asked about run here, whatever became of its folder.
+    """
     leaving = []
     names = os.listdir(base) if os.path.isdir(base) else []
     for name in sorted(names):
@@ -97,7 +111,13 @@ def look(base: str, ask: Dict[str, Any]) -> Answer:
             found = read_claim(place(base, name))
             if found is not None:
                 leaving.append(found)
-    return {"state": "seen", "claim": current(base), "leaving": leaving}
+    instance = ask.get("instance", "")
+    return {
+        "state": "seen",
+        "claim": current(base),
+        "leaving": leaving,
+        "alive": bool(instance) and bool(processes_of(instance)),
+    }
 
 
 def stop(base: str, ask: Dict[str, Any]) -> Answer:
@@ -111,6 +131,9 @@ def stop(base: str, ask: Dict[str, Any]) -> Answer:
     if held is not None and held["instance"] == ask["instance"]:
         os.rename(place(base, "claim"), out)
     elif not os.path.isdir(out):
+        # Its folder may be gone while it lives: whoever cleans up old files takes one.
+        if not end_processes(ask["instance"]):
+            return {"state": "leaving"}
         if held is not None:
             return {"state": "other", "instance": held["instance"]}
         return {"state": "absent"}
@@ -335,6 +358,7 @@ def install(base: str, ask: Dict[str, Any]) -> Answer:
 VERBS = {
     "install": install,
     "claim": claim,
+    "settle": settle,
     "look": look,
     "stop": stop,
     "start": start,

@@ -117,8 +117,10 @@ class PumpedChannel:
                 return {"other": "another server or sandbox answers at this address"}.get(
                     answer.state, f"stream is {answer.state}"
                 )
-            carried = self._carried(answer)
+            carried = self._carried(answer, len(sending))
             data = self._fresh(answer)
+            if carried is None or data is None:
+                return "the counts of the stream do not fit"
             if data:
                 on_data(data)
             if answer.body.get("ended") is True:
@@ -130,16 +132,26 @@ class PumpedChannel:
                     async with asyncio.timeout(_IDLE_S[idle]):
                         await self._written.wait()
 
-    def _carried(self, answer: Said) -> bool:
-        taken = int(answer.body["taken"])
-        count = taken - self._sent
+    def _carried(self, answer: Said, sent: int) -> bool | None:
+        """Whether the other side took bytes; None where it took what it cannot have."""
+        count = int(answer.body["taken"]) - self._sent
+        if not 0 <= count <= sent:
+            return None
+        del self._unsent[:count]
+        self._sent += count
         if count > 0:
-            del self._unsent[:count]
-            self._sent = taken
             self._moved.set()
         return count > 0
 
-    def _fresh(self, answer: Said) -> bytes:
-        data = base64.b64decode(answer.body["data"])[self._had - int(answer.body["from"]) :]
-        self._had += len(data)
-        return data
+    def _fresh(self, answer: Said) -> bytes | None:
+        """The bytes that follow; None where what is given does not join to what was had."""
+        begins = int(answer.body["from"])
+        skip = self._had - begins
+        try:
+            given = base64.b64decode(answer.body["data"], validate=True)
+        except ValueError:
+            return None
+        if begins < 0 or not 0 <= skip <= len(given):
+            return None
+        self._had += len(given) - skip
+        return given[skip:]

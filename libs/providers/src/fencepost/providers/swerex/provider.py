@@ -1,9 +1,7 @@
 """
 Sandboxes on SWE-ReX servers, one a server, out of a pool that gateways share.
 
-The pool is a folder: `<name>.json` for each server (`{"url": …, "token": …}` or `"token_file"`, and
-where they differ from the usual, `"base"` and `"python"`), beside `.assigned`, in which a create id
-gets its server by one exclusive link, before that server is asked. So a create id is tried on
+A create id gets its server in the pool's folder, before that server is asked. So it is tried on
 one server only, whichever gateway asks, and one whose server does not answer is ambiguous.
 
 Rule 1: SWE-ReX says nothing of generations: its write answers `200 {}`, and a server that was
@@ -11,7 +9,7 @@ replaced at the same address answers as the first one did. Everything concluded 
 our own claim on the server's disk, whose instance is minted there.
 Rule 2: a server that answers whole and has another claim, or none, is evidence that the former
 instance is gone, because an address names one server at a time. A server that does not answer,
-or refuses our token, is evidence of nothing.
+or refuses our token, is evidence of nothing; nor is the absence of a claim whose processes run.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +25,6 @@ from typing import Any, Final
 
 import aiohttp
 from fencepost import toolhost
-from fencepost.core.errors import RefusedError
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.steps import SandboxSpec
 from fencepost.providers.protocol import (
@@ -51,11 +47,10 @@ from fencepost.providers.protocol import (
     Unknown,
 )
 from fencepost.providers.swerex.channel import PumpedChannel
+from fencepost.providers.swerex.pool import Pool
 from fencepost.providers.swerex.server import Calls, Said, Server, Silence
 
 NAME: Final = "swerex"
-_ASSIGNED: Final = ".assigned"
-_SETTLED: Final = "(settled)"
 _TIMEOUT_S: Final = 45.0
 _SILENT_WORDS: Final[dict[str, StopWord]] = {
     "timeout": "timeout",
@@ -65,66 +60,21 @@ _SILENT_WORDS: Final[dict[str, StopWord]] = {
 }
 
 
-def load_pool(folder: Path) -> dict[str, Server]:
-    """Reads the pool's servers by name. Raises `RefusedError` naming the file and the field."""
-    servers: dict[str, Server] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise _wrong(path, "file", f"a JSON object ({error})") from error
-        if not isinstance(raw, dict):
-            raise _wrong(path, "file", "a JSON object")
-        for field in raw:
-            if field not in ("url", "token", "token_file", "base", "python"):
-                raise _wrong(path, field, "url, token, token_file, base or python")
-        url = raw.get("url")
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise _wrong(path, "url", "an http:// or https:// address")
-        servers[path.stem] = Server(
-            name=path.stem,
-            url=url,
-            token=_token(path, raw),
-            **{name: str(raw[name]) for name in ("base", "python") if name in raw},
-        )
-    return servers
-
-
-def _token(path: Path, raw: Mapping[str, Any]) -> str:
-    if "token_file" in raw:
-        try:
-            return (path.parent / str(raw["token_file"])).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise _wrong(path, "token_file", f"a readable file ({error.strerror})") from error
-    token = raw.get("token")
-    if not isinstance(token, str) or not token:
-        raise _wrong(path, "token", "the server's token, or token_file")
-    return token
-
-
-def _wrong(path: Path, field: str, expected: str) -> RefusedError:
-    return RefusedError(
-        "bad_setting", f"{path.name}: {field}: expected {expected}", field=field, expected=expected
-    )
-
-
 class SwerexProvider:
     """
-    `pool` is the folder above; its servers are read again at every create, so that some can be
-    added while gateways run. Call `close` at the end.
+    `pool` is the folder that `pool.Pool` describes, read again for every call: servers can be added
+    and taken out, and tokens changed, while gateways run. Call `close` at the end.
     """
 
     def __init__(self, pool: Path, *, deployment: str = "local", heartbeat_ms: int = 1000) -> None:
-        self._pool = pool.resolve()
-        (self._pool / _ASSIGNED).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._pool = Pool(pool, deployment=deployment)
         self._deployment = deployment
         self._heartbeat_ms = heartbeat_ms
-        self._servers = load_pool(self._pool)
         self._http: aiohttp.ClientSession | None = None
         self._agent = (Path(__file__).parent / "agent.py").read_text(encoding="utf-8")
         self._traits = ProviderTraits(
             name=NAME,
-            authority=f"swerex-{self._identity()}",
+            authority=f"swerex-{self._pool.identity}",
             instance="native",
             stop="sync",
             list="complete",
@@ -139,16 +89,6 @@ class SwerexProvider:
                 power_loss_is_new_instance=False,
             ),
         )
-
-    def _identity(self) -> str:
-        witness = self._pool / ".fencepost-pool"
-        if not witness.exists():
-            mine = self._pool / f".fencepost-pool.{secrets.token_hex(4)}"
-            mine.write_text(secrets.token_hex(12), encoding="ascii")
-            with contextlib.suppress(FileExistsError):
-                os.link(mine, witness)
-            mine.unlink()
-        return witness.read_text(encoding="ascii")
 
     @property
     def traits(self) -> ProviderTraits:
@@ -166,100 +106,103 @@ class SwerexProvider:
     async def _ask(self, server: Server, verb: str, **ask: object) -> Said | Silence:
         return await self._calls().agent(server, verb, ask)
 
-    # -- which server ---------------------------------------------------------------------------
-
-    def _key(self, create_id: str) -> str:
-        return hashlib.sha256(f"{self._deployment}\n{create_id}".encode()).hexdigest()[:32]
-
-    def _assigned(self, create_id: str) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return (self._pool / _ASSIGNED / self._key(create_id)).read_text(encoding="utf-8")
-        return ""
-
-    def _assign(self, create_id: str, name: str) -> str:
-        """Gives a create id its server, once: the first of several gateways decides."""
-        path = self._pool / _ASSIGNED / self._key(create_id)
-        mine = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        mine.write_text(name, encoding="utf-8")
-        try:
-            os.link(mine, path)
-        except FileExistsError:
-            return path.read_text(encoding="utf-8")
-        finally:
-            mine.unlink()
-        return name
-
-    def _release(self, create_id: str, name: str) -> None:
-        """Takes an assignment back that made nothing; another gateway's newer one stands."""
-        if self._assigned(create_id) == name:
-            (self._pool / _ASSIGNED / self._key(create_id)).unlink(missing_ok=True)
+    # -- making ---------------------------------------------------------------------------------
 
     async def create(
         self, create_id: str, spec: SandboxSpec, labels: Mapping[str, str]
     ) -> CreateAnswer:
         if spec.image:
             return CreateRefused(reason="spec.image: a SWE-ReX server has the image it has")
-        self._servers = load_pool(self._pool)
-        for server in self._by_preference(create_id):
-            name = self._assigned(create_id) or self._assign(create_id, server.name)
-            if name == _SETTLED:
+        try:
+            return await self._create(create_id, labels)
+        except OSError as error:
+            return CreateAmbiguous(reason=f"the pool's folder: {error}")
+
+    async def _create(self, create_id: str, labels: Mapping[str, str]) -> CreateAnswer:
+        servers = self._pool.servers()
+        labels = {LABEL_DEPLOYMENT: self._deployment, **labels, LABEL_CREATE: create_id}
+        for server in _by_preference(create_id, servers):
+            place = self._pool.assigned(create_id)
+            if not place and self._pool.is_settled(create_id):
                 return CreateRefused(reason="settled")
-            chosen = self._servers.get(name)
+            place = place or self._pool.assign(create_id, server.place)
+            chosen = servers.get(place)
             if chosen is None:
-                return CreateAmbiguous(reason=f"its server {name} is not in the pool any more")
+                return CreateAmbiguous(reason=f"its server {place} is not in the pool any more")
+            # After the assignment: whoever settles reads that after it has written this.
+            if self._pool.is_settled(create_id):
+                return await self._settled(create_id, chosen)
             answer = await self._ask(
                 chosen,
                 "claim",
                 create_id=create_id,
-                labels={LABEL_DEPLOYMENT: self._deployment, **labels, LABEL_CREATE: create_id},
+                key=self._pool.key(create_id),
+                labels=labels,
             )
             match answer:
+                case Said("claimed", body) if not self._is_of(body["claim"], create_id):
+                    self._pool.release(create_id, place)
                 case Said("claimed", body):
-                    if self._assigned(create_id) == _SETTLED:
-                        ref = self._ref(name, body["claim"]["instance"])
-                        await self.stop(ref, ref.instance)
-                        return CreateRefused(reason="settled")
-                    return self._created(self._ref(name, body["claim"]["instance"]))
+                    if self._pool.is_settled(create_id):
+                        return await self._settled(create_id, chosen)
+                    return self._created(self._ref(place, body["claim"]["instance"]))
+                case Said("settled"):
+                    return CreateRefused(reason="settled")
                 case Said("occupied"):
-                    self._release(create_id, name)
+                    self._pool.release(create_id, place)
                 case Said(state, body):
-                    return CreateAmbiguous(reason=f"{name}: {state} {body.get('detail', '')}")
+                    return CreateAmbiguous(reason=f"{place}: {state} {body.get('detail', '')}")
                 case Silence(fault, detail):
-                    return CreateAmbiguous(reason=f"{name}: {fault}: {detail}")
-        return CreateRefused(reason=f"no free server among {len(self._servers)} of the pool")
+                    return CreateAmbiguous(reason=f"{place}: {fault}: {detail}")
+        return CreateRefused(reason=f"no free server among {len(servers)} of the pool")
 
-    def _by_preference(self, create_id: str) -> list[Server]:
-        """Spreads create ids over the pool; the same order for every gateway."""
-
-        def rank(server: Server) -> str:
-            return hashlib.sha256(f"{create_id}\n{server.name}".encode()).hexdigest()
-
-        return sorted(self._servers.values(), key=rank)
+    async def _settled(self, create_id: str, server: Server) -> CreateAnswer:
+        """Refused, once nothing is left of what a create may have made meanwhile."""
+        found = await self._held(create_id, server)
+        if isinstance(found, Created):
+            await self.stop(found.ref, found.ref.instance)
+            found = await self._held(create_id, server)
+        if isinstance(found, Absent):
+            return CreateRefused(reason="settled")
+        return CreateAmbiguous(reason=f"{server.place}: settled, and may not be gone")
 
     # -- looking --------------------------------------------------------------------------------
 
     async def find(self, create_id: str) -> FindAnswer:
-        name = self._assigned(create_id)
-        if name in ("", _SETTLED):
+        try:
+            place = self._pool.assigned(create_id)
+            server = self._pool.servers().get(place)
+        except OSError as error:
+            return Unknown(reason=f"the pool's folder: {error}")
+        if not place:
             return Absent()  # no server is asked before it is assigned
-        server = self._servers.get(name)
         if server is None:
-            return Unknown(reason=f"its server {name} is not in the pool any more")
+            return Unknown(reason=f"its server {place} is not in the pool any more")
+        return await self._held(create_id, server)
+
+    async def _held(self, create_id: str, server: Server) -> FindAnswer:
         answer = await self._ask(server, "look")
         if isinstance(answer, Silence) or answer.state != "seen":
             return Unknown(reason=_told(answer))
         held = answer.body["claim"]
-        if held is None or held["create_id"] != create_id:
+        if held is None or not self._is_of(held, create_id):
             return Absent()
-        return self._created(self._ref(name, held["instance"]))
+        return self._created(self._ref(server.place, held["instance"]))
+
+    def _is_of(self, claim: Mapping[str, Any], create_id: str) -> bool:
+        is_ours = claim["labels"].get(LABEL_DEPLOYMENT) == self._deployment
+        return bool(claim["create_id"] == create_id and is_ours)
 
     async def list(self, token: str = "") -> Page:
         del token
-        servers = list(self._servers.values())
-        answers = await asyncio.gather(*(self._ask(server, "look") for server in servers))
+        try:
+            servers = self._pool.servers()
+            complete = await asyncio.to_thread(self._pool.is_whole)
+        except OSError:
+            return Page(items=(), complete=False)
+        answers = await asyncio.gather(*(self._ask(one, "look") for one in servers.values()))
         items: list[Listed] = []
-        complete = True
-        for server, answer in zip(servers, answers, strict=True):
+        for server, answer in zip(servers.values(), answers, strict=True):
             if isinstance(answer, Silence) or answer.state != "seen":
                 complete = False
                 continue
@@ -268,7 +211,7 @@ class SwerexProvider:
             for state, claim in found:
                 labels = claim["labels"]
                 if labels.get(LABEL_DEPLOYMENT) == self._deployment:
-                    ref = self._ref(server.name, claim["instance"])
+                    ref = self._ref(server.place, claim["instance"])
                     items.append(
                         Listed(
                             ref=ref,
@@ -282,7 +225,7 @@ class SwerexProvider:
         server = self._server_of(ref)
         if server is None:
             return Observation(state="unknown", detail="another authority, or no such server")
-        answer = await self._ask(server, "look")
+        answer = await self._ask(server, "look", instance=ref.instance)
         if isinstance(answer, Silence) or answer.state != "seen":
             return Observation(state="unknown", detail=_told(answer))
         held = answer.body["claim"]
@@ -290,6 +233,8 @@ class SwerexProvider:
             return Observation(state="present", instance=ref.instance)
         if any(claim["instance"] == ref.instance for claim in answer.body["leaving"]):
             return Observation(state="terminating", instance=ref.instance)
+        if answer.body["alive"]:
+            return Observation(state="unknown", detail="its folder is gone, and its processes run")
         instance = "" if held is None else held["instance"]
         return Observation(state="gone", instance=instance, detail="the server holds another claim")
 
@@ -300,7 +245,7 @@ class SwerexProvider:
             return StopAnswer(answer="unconfigured", detail="another authority")
         if expect_instance == "" or expect_instance != ref.instance:
             return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
-        server = self._servers.get(ref.native_id)
+        server = self._server_of(ref)
         if server is None:
             return StopAnswer(answer="unconfigured", detail="no such server in the pool")
         settled = self._settle_instance(await self._ask(server, "look"), expect_instance)
@@ -325,22 +270,25 @@ class SwerexProvider:
         if isinstance(seen, Said) and seen.state == "seen":
             claim = seen.body["claim"]
             if claim is not None and claim["instance"] == instance:
-                self._write_settled(claim["create_id"])
-                return "settled"
+                with contextlib.suppress(OSError):
+                    self._pool.settle(claim["create_id"])
+                    return "settled"
         return ""
 
-    def _write_settled(self, create_id: str) -> None:
-        path = self._pool / _ASSIGNED / self._key(create_id)
-        mine = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        mine.write_text(_SETTLED, encoding="utf-8")
-        mine.replace(path)
-
     async def settle(self, create_id: str) -> bool:
+        """Where a create may be on its way to a server, that server has to bar it too."""
         try:
-            self._write_settled(create_id)
+            self._pool.settle(create_id)
+            place = self._pool.assigned(create_id)
+            server = self._pool.servers().get(place)
         except OSError:
             return False
-        return True
+        if not place:
+            return True
+        if server is None:
+            return False
+        answer = await self._ask(server, "settle", key=self._pool.key(create_id))
+        return isinstance(answer, Said) and answer.state == "settled"
 
     async def reclaim(self, ref: Ref) -> bool:
         server = self._server_of(ref)
@@ -407,9 +355,9 @@ class SwerexProvider:
 
     # -- names ----------------------------------------------------------------------------------
 
-    def _ref(self, name: str, instance: str) -> Ref:
+    def _ref(self, place: str, instance: str) -> Ref:
         return Ref(
-            authority=self._traits.authority, provider=NAME, native_id=name, instance=instance
+            authority=self._traits.authority, provider=NAME, native_id=place, instance=instance
         )
 
     def _created(self, ref: Ref) -> Created:
@@ -419,7 +367,21 @@ class SwerexProvider:
         return ref.provider == NAME and ref.authority == self._traits.authority
 
     def _server_of(self, ref: Ref) -> Server | None:
-        return self._servers.get(ref.native_id) if self._is_ours(ref) else None
+        if not self._is_ours(ref):
+            return None
+        try:
+            return self._pool.servers().get(ref.native_id)
+        except OSError:
+            return None
+
+
+def _by_preference(create_id: str, servers: Mapping[str, Server]) -> list[Server]:
+    """Spreads create ids over the pool; the same order for every gateway."""
+
+    def rank(server: Server) -> str:
+        return hashlib.sha256(f"{create_id}\n{server.name}".encode()).hexdigest()
+
+    return sorted(servers.values(), key=rank)
 
 
 def _told(answer: Said | Silence) -> str:

@@ -36,6 +36,12 @@ class Server:
     base: str = "/var/tmp/fencepost"  # noqa: S108 - on the server
     python: str = "python3"
 
+    @property
+    def place(self) -> str:
+        """What refs and assignments call it: another address or folder is another place."""
+        where = f"{self.url.rstrip('/')}\n{self.base}"
+        return f"{self.name}.{hashlib.sha256(where.encode()).hexdigest()[:12]}"
+
     def __repr__(self) -> str:
         return f"Server({self.name!r}, {self.url!r})"  # the token stays out of logs
 
@@ -92,11 +98,11 @@ class Calls:
             line = body["stdout"].strip().rpartition("\n")[2]
             answer = json.loads(line)
             state = answer["state"]
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             said = f"exit {body.get('exit_code')}: {str(body.get('stderr'))[-300:]}"
             return Silence("unusable", said)
-        if not isinstance(state, str):
-            return Silence("unusable", "the answer has no state")
+        if not isinstance(state, str) or not is_well_formed(state, answer):
+            return Silence("unusable", f"no answer of the agent: {line[:200]}")
         return Said(state, answer)
 
     async def _post(
@@ -123,13 +129,52 @@ class Calls:
                     raw += more
         except TimeoutError:
             return Silence("timeout", "no answer within the bound")
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # A `ValueError` is what the HTTP library makes of an address that is none.
             return Silence("unreachable", f"{type(error).__name__}: {error}")
         # The server reports an unknown key with 500 or, by its middleware, as text.
         try:
             answer = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Silence("unreachable", "the answer is not JSON")
         if not isinstance(answer, dict):
             return Silence("unreachable", "the answer is not an object")
         return answer
+
+
+def is_well_formed(state: str, body: Mapping[str, Any]) -> bool:
+    """
+    Whether an answer has what is read of it.
+
+    A tool runs as the agent's own user on the server, so an answer may be anything.
+    """
+    match state:
+        case "claimed":
+            return _is_claim(body.get("claim"))
+        case "seen":
+            claim, leaving, alive = body.get("claim"), body.get("leaving"), body.get("alive")
+            return (
+                (claim is None or _is_claim(claim))
+                and isinstance(leaving, list)
+                and all(_is_claim(one) for one in leaving)
+                and isinstance(alive, bool)
+            )
+        case "other":
+            return isinstance(body.get("instance"), str)
+        case "pumped":
+            return (
+                type(body.get("taken")) is int
+                and type(body.get("from")) is int
+                and isinstance(body.get("data"), str)
+            )
+    return True
+
+
+def _is_claim(claim: object) -> bool:
+    return (
+        isinstance(claim, dict)
+        and isinstance(claim.get("instance"), str)
+        and isinstance(claim.get("create_id"), str)
+        and isinstance(claim.get("labels"), dict)
+        and all(isinstance(value, str) for value in claim["labels"].values())
+    )
