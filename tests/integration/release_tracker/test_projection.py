@@ -11,6 +11,7 @@ from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import views
 from fencepost.release_tracker import projector as projecting
 from fencepost.release_tracker import store
+from fencepost.release_tracker.store import Store
 from fencepost.release_tracker.store import connect as connect_store
 from fencepost.runtime.metrics import TrackerMetrics
 
@@ -210,6 +211,65 @@ async def test_rows_changed_by_other_hands_stop_the_shard_with_what_to_do(stack:
         await eventually(stopped)
         assert "release_tracker rebuild" in running.why_not_ready
         assert set(running.stopped) == {shard.shard}
+
+
+async def test_a_batch_that_trips_a_bug_stops_its_shard_alone_and_says_so(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload(stack.log, 5, shards=SHARDS, sandboxes=6)
+    await workload.open()
+    load, buggy = Store.load, workload.shards[0].shard
+
+    async def loading(self: Store, names: Any) -> Any:
+        working = await load(self, names)
+        apply = working.apply
+
+        def failing(shard: int, *args: Any) -> None:
+            if shard == buggy:
+                raise KeyError("of a bug")
+            apply(shard, *args)
+
+        working.apply = failing
+        return working
+
+    monkeypatch.setattr(Store, "load", loading)
+    async with stack.projecting() as running:
+
+        async def others_go_on() -> bool:
+            reached = await stack.positions()
+            return bool(running.stopped) and all(
+                reached.get(shard.shard) == shard.head for shard in workload.shards[1:]
+            )
+
+        await eventually(others_go_on)
+        assert set(running.stopped) == {buggy}
+        assert "cannot be projected: KeyError: 'of a bug'" in running.why_not_ready
+    monkeypatch.undo()
+    async with stack.projecting():
+        await caught_up(stack, workload)
+
+
+async def test_a_bug_between_batches_is_told_and_tried_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload(stack.log, 5, shards=SHARDS, sandboxes=1)
+    await workload.open()
+    said: list[str] = []
+    positions = Store.positions
+
+    async def failing(self: Store) -> Any:
+        if len(said) < 2:
+            said.append(running.why_not_ready)
+            raise ValueError("of a bug")
+        return await positions(self)
+
+    monkeypatch.setattr(Store, "positions", failing)
+    metrics = TrackerMetrics()
+    running = stack.projector(metrics)
+    async with stack.projecting(running):
+        await caught_up(stack, workload)
+    assert said[1] == "the projection failed: ValueError: of a bug"
+    assert metrics.projection_errors.labels("bug")._value.get() == 2
 
 
 async def test_a_wiped_projection_is_made_again_though_the_ledger_is_idle(stack: Stack) -> None:

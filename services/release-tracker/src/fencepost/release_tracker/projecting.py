@@ -36,12 +36,16 @@ VERSION: Final = 2
 _Row = TypeVar("_Row", bound=Row)
 
 
-class ProjectionHoleError(FencepostError):
-    """The tables lack a row that the ledger says was made: they were changed by other hands."""
+class ShardStopsError(FencepostError):
+    """A batch of this shard cannot be projected, and no other try would go better."""
 
     def __init__(self, shard: int, message: str) -> None:
         super().__init__(message)
         self.shard = shard
+
+
+class ProjectionHoleError(ShardStopsError):
+    """The tables lack a row that the ledger says was made: they were changed by other hands."""
 
 
 class Names:

@@ -13,8 +13,9 @@ when it is back. Several replicas share the shards by advisory locks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import structlog
@@ -23,7 +24,7 @@ from fencepost.contracts.messages import Position
 from fencepost.core.errors import FencepostError, LedgerBrokenError, RetryLaterError, UnknownError
 from fencepost.release_tracker import migrations, store
 from fencepost.release_tracker.families import Family
-from fencepost.release_tracker.projecting import ProjectionHoleError
+from fencepost.release_tracker.projecting import ShardStopsError
 from fencepost.release_tracker.store import Ledger, MovedElsewhereError, Store
 from fencepost.runtime.fold import decode_batch
 from fencepost.runtime.metrics import TrackerMetrics
@@ -149,6 +150,10 @@ class Projector:
                 reason, detail = "nats", f"NATS: {error}"
             except FencepostError as error:
                 reason, detail = type(error).__name__, str(error)
+            except Exception as error:
+                # A bug: it is told with its trace, and does not end the projection for good.
+                logger.exception("projection_failed")
+                reason, detail = "bug", f"the projection failed: {type(error).__name__}: {error}"
             self.why_not_ready = detail
             self._metrics.projection_errors.labels(reason).inc()
             if self._has_moved:
@@ -165,7 +170,7 @@ class Projector:
             await migrations.migrate(connection, self._scripts, phases=("pre",))
             incarnation = await self._inputs.incarnation(streams.LEDGER, None)
             self._positions.clear()
-            self._show_stopped({})
+            self._stopped = {}  # shown by the first look, not before it has worked
             while True:
                 tables = Store(connection, self._family)
                 await self._read_on(tables, Ledger(incarnation, self._shards))
@@ -241,7 +246,7 @@ class Projector:
         try:
             if batches:
                 await self._write(tables, batches, moves)
-        except ProjectionHoleError as error:
+        except ShardStopsError as error:
             # The transaction is undone as a whole; the other shards' batches go without this one.
             self._stop(error.shard, str(error))
             await self._take(tables, group)
@@ -258,12 +263,14 @@ class Projector:
     ) -> None:
         names = self._family.names()
         for batch in batches:
-            names.add(batch.entries)
+            with _attributed(batch):
+                names.add(batch.entries)
         async with tables.transaction():
             await tables.move(moves)
             working = await tables.load(names)
             for batch in batches:
-                working.apply(batch.shard, batch.seq, batch.now_ms, batch.entries)
+                with _attributed(batch):
+                    working.apply(batch.shard, batch.seq, batch.now_ms, batch.entries)
                 await asyncio.sleep(0)  # a long group must not hold up the API's answers
             await tables.write(working.changed)
 
@@ -285,6 +292,10 @@ class Projector:
                 batch = self._decode(message, shard, reached)
             except LedgerBrokenError as error:
                 self._stop(shard, str(error))
+                continue
+            except Exception as error:
+                logger.exception("batch_undecodable", shard=shard, seq=message.seq)
+                self._stop(shard, _unprojectable(shard, message.seq, error))
                 continue
             batches.append(batch)
             moves[shard] = (held, message.seq)
@@ -319,3 +330,20 @@ class Projector:
                 behind = max(0, head.seq - self._reached)
                 self._metrics.projection_lag.labels(self._family.name).set(behind)
             await asyncio.sleep(CHECK_S)
+
+
+def _unprojectable(shard: int, seq: int, error: Exception) -> str:
+    return f"shard {shard}: the batch at {seq} cannot be projected: {type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _attributed(batch: Batch) -> Iterator[None]:
+    """What fails for a bug stops the shard whose batch it was, and no other one's projection."""
+    try:
+        yield
+    except FencepostError:
+        raise
+    except Exception as error:
+        logger.exception("batch_unprojectable", shard=batch.shard, seq=batch.seq)
+        told = _unprojectable(batch.shard, batch.seq, error)
+        raise ShardStopsError(batch.shard, told) from error
