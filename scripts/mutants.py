@@ -364,7 +364,7 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
         "return sorted(one for one in self._owed if one.key > key)",
         "return [one for one in self._owed if one.key > key]",
     ),
-    ("recovery.py", "        return sandbox.recovering is not None\n", "        return False\n"),
+    ("recovery.py", "return sandbox.recovering is not None or unproven", "return unproven"),
     (
         "recovery.py",
         "return sandbox.owed > 0 or sandbox.checkpoint is not None",

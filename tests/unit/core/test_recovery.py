@@ -419,6 +419,19 @@ def test_a_disk_that_went_back_during_the_recovery_is_another_generation() -> No
     assert replayed(bench) == ["s1", "s1", "s2"]
 
 
+def test_a_disk_whose_last_change_was_a_restore_is_restored_again_under_another_epoch() -> None:
+    """A point from before the restore has a journal of the same length."""
+    bench = with_checkpoint()
+    bench.restored()
+    bench.warm()
+    assert bench.of_kind(e.EpochOpened)[-1].recovering
+    bench.recover()
+    bench.step("s1")
+    bench.answer("s1")
+    bench.warm()
+    assert not bench.of_kind(e.EpochOpened)[-1].recovering, "the journal tells them apart"
+
+
 def test_a_release_ends_a_recovery() -> None:
     bench = owing("s1")
     bench.recall()

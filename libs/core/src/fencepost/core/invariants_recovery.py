@@ -76,10 +76,10 @@ class RecoveryJudge:
         owes = bool(sandbox.owed) or sandbox.checkpoint is not None
         if self._recovers and entry.disk == "warm":
             self._need(
-                entry.recovering == sandbox.recovering,
+                entry.recovering or not sandbox.recovering,
                 "I2",
-                f"{entry.sandbox}: epoch {entry.epoch} on the same bytes recovers, or not, as the "
-                f"one before did not",
+                f"{entry.sandbox}: epoch {entry.epoch} on the same bytes does not "
+                f"recover, and the one before it was not whole",
             )
         elif self._recovers:
             self._need(

@@ -40,6 +40,7 @@ def epoch_opened(sandbox: Sandbox, entry: e.EpochOpened, now_ms: int) -> None:
     sandbox.recovering = _begun(sandbox, now_ms) if entry.recovering else None
     if entry.disk == "warm":
         return
+    sandbox.restored_seq = -1
     if entry.disk == "restored" and not entry.checkpoint:
         older = [line for line in sandbox.lines if line[1] < entry.journal_seq]
         sandbox.lines = [*older, (entry.epoch, entry.journal_seq)]
@@ -163,6 +164,7 @@ def _restored(sandbox: Sandbox, entry: e.RestoredEntry, _place: Place, _now_ms: 
     recovering = _of(sandbox)
     recovering.phase = sandbox.spec.recovery
     sandbox.journal_seq = max(sandbox.journal_seq, entry.journal_seq)
+    sandbox.restored_seq = sandbox.journal_seq
     _mark_broken(sandbox, is_broken=False)
 
 

@@ -38,7 +38,9 @@ _RESTORE_PASSING: Final = frozenset({"no_space", "io_error", "unreachable"})
 def needs(sandbox: Sandbox, disk: e.Disk) -> bool:
     """Whether a generation that opens on such a disk has something to get back."""
     if disk == "warm":
-        return sandbox.recovering is not None
+        # A restore does not count in the journal: a point from before it has the same length.
+        unproven = sandbox.checkpoint is not None and sandbox.restored_seq == sandbox.journal_seq
+        return sandbox.recovering is not None or unproven
     return sandbox.owed > 0 or sandbox.checkpoint is not None
 
 

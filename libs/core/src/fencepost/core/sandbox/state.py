@@ -189,7 +189,8 @@ class Sandbox(msgspec.Struct, kw_only=True):
     `owed` counts the committed workspace steps that `checkpoint` does not hold, `owed_sum` is the
     sum over them, and `owed_after` the ledger position from which they can be read. `lines` are the
     lines of which this disk may hold something: (line, journal sequence at its start). `undone` is
-    the journal sequence of the last effect that was taken back on this line.
+    the journal sequence of the last effect that was taken back on this line, `restored_seq` that at
+    which this disk was restored from a checkpoint, -1 for never.
     """
 
     id: str
@@ -246,6 +247,7 @@ class Sandbox(msgspec.Struct, kw_only=True):
     checkpoint_retry_ms: int = 0
     recovering: Recovering | None = None
     recoveries_failed: int = 0
+    restored_seq: int = -1
     preempted: str = ""
 
     @property
