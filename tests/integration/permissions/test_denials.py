@@ -24,8 +24,9 @@ from fencepost.runtime.bus import JetStreamInputs
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import DeniedError, Link, stream_info
 from fencepost.runtime.objects import Objects
-from fencepost.runtime.ports import Unknown
+from fencepost.runtime.ports import Absent, ReadResult, Unknown
 from fencepost.runtime.spreader import Owners
+from fencepost.sandbox_gateway.blobs import NatsBlobs
 
 from tests.contracts import until
 from tests.integration.permissions.guarded import SHARDS, Guarded
@@ -185,6 +186,40 @@ async def test_objects_are_those_of_every_nats_client(guarded: Guarded) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+async def test_a_leader_that_was_cut_off_proves_no_content_absent(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers from what it had: what was stored since, by its peers, is not absent."""
+    async with guarded.links("gateway") as link:
+        blobs = NatsBlobs(link)
+        digest = await blobs.put(b"content")
+        assert await blobs.get("sha256:" + "0" * 64) is None, "the control"
+        last = JetStreamLog.last
+
+        async def stale(_self: JetStreamLog, _subject: str) -> ReadResult:
+            return Absent()
+
+        monkeypatch.setattr(JetStreamLog, "last", stale)
+        with pytest.raises(UnknownError, match="not known to be absent"):
+            await blobs.get(digest)
+        api = Link.api
+
+        async def former(self: Link, what: str, *args: Any, **more: Any) -> bytes:
+            answer = await api(self, what, *args, **more)
+            if what.startswith("STREAM.INFO."):
+                found = json.loads(answer)
+                found["state"]["last_seq"] -= 1
+                found["state"].pop("subjects", None)
+                return json.dumps(found).encode()
+            return answer
+
+        monkeypatch.setattr(Link, "api", former)
+        with pytest.raises(UnknownError, match="not known to be absent"):
+            await blobs.get(digest)
+        monkeypatch.setattr(JetStreamLog, "last", last)
+        assert await blobs.get(digest) == b"content"
+
+
 async def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     ca, server_pair, client_pair = await asyncio.to_thread(_certificates, tmp_path)
     folder = tmp_path / "nats"

@@ -49,8 +49,19 @@ class _Ack(msgspec.Struct, frozen=True):
     error: ApiError | None = None
 
 
+class _Counted(msgspec.Struct, frozen=True):
+    last_seq: int = 0
+    subjects: dict[str, int] = {}
+
+
+class _Information(msgspec.Struct, frozen=True):
+    state: _Counted = _Counted()
+    error: ApiError | None = None
+
+
 _ABOUT: Final = msgspec.json.Decoder(About)
 _ACK: Final = msgspec.json.Decoder(_Ack)
+_COUNTED: Final = msgspec.json.Decoder(_Information)
 
 
 class Objects:
@@ -91,6 +102,26 @@ class Objects:
             # A replica that lags behind gives less; another look may see all of it.
             raise UnknownError(f"object {name} of {self._bucket}: its content is not whole")
         return bytes(content)
+
+    async def prove_absent(self, name: str) -> None:
+        """
+        Returns when the store, as a majority of its servers has it, lacks this object.
+
+        Raises `UnknownError` otherwise. A leader that was cut off and does not know it yet answers
+        from what it had; but what is stored needs its peers' word, and whose one answer shows both
+        what was just stored and no such object has missed nothing.
+        """
+        stored = await self._store(self._chunk("asked"), b"", _ROLLUP)
+        subject = self._named(name)
+        data = await self._link.api(
+            f"STREAM.INFO.{self._stream}", {"subjects_filter": subject}, timeout_s=CALL_S
+        )
+        try:
+            info = _COUNTED.decode(data)
+        except msgspec.MsgspecError as error:
+            raise UnknownError(f"{self._stream}: undecodable information") from error
+        if info.error is not None or info.state.last_seq < stored or subject in info.state.subjects:
+            raise UnknownError(f"object {name} of {self._bucket}: it is not known to be absent")
 
     async def put(self, name: str, data: bytes) -> None:
         """Stores an object. Only once all of it is stored does its name lead to it."""
@@ -143,7 +174,7 @@ class Objects:
         except msgspec.MsgspecError as error:
             raise UnknownError(f"object {name} of {self._bucket}: undecodable: {error}") from error
 
-    async def _store(self, subject: str, data: bytes, headers: bytes = b"") -> None:
+    async def _store(self, subject: str, data: bytes, headers: bytes = b"") -> int:
         message = await self._link.call(subject, data, headers=headers, timeout_s=CALL_S)
         try:
             ack = _ACK.decode(message.data)
@@ -151,6 +182,7 @@ class Objects:
             raise UnknownError(f"{subject}: undecodable acknowledgement") from error
         if ack.error is not None or not ack.seq:
             raise UnknownError(f"{subject}: not stored: {ack.error}")
+        return ack.seq
 
     async def _page(self, from_seq: int) -> list[tuple[int, bytes]]:
         """The next messages about objects, by one direct read."""

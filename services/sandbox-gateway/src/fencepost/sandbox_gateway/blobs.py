@@ -2,7 +2,7 @@
 Contents above the inline bound: by digest in the object store, streamed to toolhosts in parts.
 
 A digest that the store does not have is not the gateway's to judge: the toolhost answers
-`blob_missing`. A store that does not answer is unknown, and then nothing is sent at all.
+`blob_missing`. A store that does not answer, or cannot prove it, is unknown, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class NatsBlobs:
         self._objects = Objects(link, streams.OBJECTS_BLOBS)
 
     async def get(self, digest: str) -> bytes | None:
-        return await self._objects.get(digest)
+        found = await self._objects.get(digest)
+        if found is None:
+            await self._objects.prove_absent(digest)
+        return found
 
     async def put(self, data: bytes) -> str:
         digest: str = digest_of(data)
