@@ -240,7 +240,9 @@ def test_only_checkpoints_that_are_kept_are_started_from(story: Story) -> None:
     story.step("last", 9)
     story.checkpoint("one too many", 9)
     assert story.made("one") == ("", ["one"])
-    story.tell(e.GoneEntry(sandbox="box", instance="i", evidence="observed_gone"))
+    story.tell(e.GoneEntry(sandbox="box", instance="i", evidence="lost"))
+    assert story.made() == ("one too many", []), "a reclaim alone drops nothing"
+    story.tell(e.Releasing(sandbox="box", reason="released"))
     start, steps = story.made()
     assert start == "", "a sandbox that is gone keeps none"
     assert len(steps) == limits.CHECKPOINTS_KEPT + 1
@@ -281,5 +283,5 @@ def test_an_accepted_difference_is_what_a_fork_expects(story: Story) -> None:
 
 def test_other_sandboxes_of_the_shard_are_passed_over(story: Story) -> None:
     story.step("one", 1)
-    story.tell(e.GoneEntry(sandbox="other", instance="i", evidence="observed_gone"))
-    assert not story.past.is_gone
+    story.tell(e.Releasing(sandbox="other", reason="released"))
+    assert not story.past.is_released

@@ -82,7 +82,7 @@ class Past:
 
     sandbox: str
     spec: SandboxSpec | None = None
-    is_gone: bool = False
+    is_released: bool = False
     _open: dict[str, StepSpec] = field(default_factory=dict)
     _done: dict[str, Done] = field(default_factory=dict)
     _unproven: dict[str, Place] = field(default_factory=dict)
@@ -118,8 +118,9 @@ class Past:
                 self._points.append(Point(origin, place, entry.line, entry.journal_seq))
             case e.Recovered() if entry.mode == "told":
                 self._told(entry, place)
-            case e.GoneEntry():
-                self.is_gone = True
+            case e.Releasing():
+                # What it stored goes once its last instance has; a reclaim alone drops nothing.
+                self.is_released = True
             case _:
                 pass
 
@@ -206,7 +207,7 @@ class Past:
 
     def _start(self, wanted: dict[str, Done]) -> Point | None:
         """The newest checkpoint that is kept still and holds nothing but what is wanted."""
-        kept = [] if self.is_gone else self._points[-limits.CHECKPOINTS_KEPT :]
+        kept = [] if self.is_released else self._points[-limits.CHECKPOINTS_KEPT :]
         for point in reversed(kept):
             inside = [d for d in self._done.values() if self._is_in(d, point)]
             if all(done.step in wanted for done in inside if done.spec.effect == "workspace"):
