@@ -1,6 +1,7 @@
 """A recorded history is cut into another number of shards, and nothing of it is lost."""
 
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fencepost.core.errors import LedgerBrokenError, RefusedError
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.runtime import streams as deployed
+from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
 from fencepost.runtime.outbox import MessageMaker
@@ -233,6 +235,17 @@ async def test_contents_go_along(source: Client, target: Client) -> None:
     put = await source._blobs.put(b"x" * 100_000, field="content")
     assert await reshard.copy_contents(source, target) == 1
     assert await target._blobs._objects.get(put["$blob"]) == b"x" * 100_000
+
+
+async def test_chunks_of_checkpoints_go_along(source: Client, target: Client) -> None:
+    theirs, ours = JetStreamChunks(source.link), JetStreamChunks(target.link)
+    chunks = {(f"box-{n % 3}", sha256(b"%d" % n).hexdigest()): b"%d" % n for n in range(40)}
+    for (box, digest), data in chunks.items():
+        await theirs.put(box, digest, data)
+    assert await reshard.copy_chunks(source, target) == len(chunks)
+    assert await ours.everything() == set(chunks)
+    for (box, digest), data in chunks.items():
+        assert await ours.get(box, digest) == data
 
 
 def test_a_state_that_differs_is_named() -> None:
