@@ -117,6 +117,7 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("outcomes.py", "            step.ended\n            or now_ms", "            now_ms"),
     ("outcomes.py", "or now_ms >= step.spec.deadline_at_ms\n            or", "or"),
     ("outcomes.py", 'moved == "epoch_moved" and step.spec', "step.spec"),
+    ("outcomes.py", 'if step.phase == "undo" and moved == "epoch_moved":', "if False:"),
     ("outcomes.py", "no += 1", "no += 0"),
     ("outcomes.py", "            counted=False,\n        ),\n    ]", "        ),\n    ]"),
     ("outcomes.py", "    if step.ended:\n        return []\n", ""),

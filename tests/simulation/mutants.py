@@ -317,21 +317,6 @@ MUTANTS = (
         faults=("toolhost_crash_at_point", "toolhost_crash"),
     ),
     Mutant(
-        "go on with an undo on other bytes",
-        CORE + "outcomes",
-        "settle_on_same_disk",
-        'if step.phase == "undo" and moved == "epoch_moved":',
-        "if False:",
-        seeds=400,
-        rates={
-            "snapshot_restored": 0.08,
-            "step_cancelled": 0.5,
-            "channel_cut": 0.1,
-            "receipt_lost": 0.3,
-            "receipt_empty": 0.2,
-        },
-    ),
-    Mutant(
         "forget what was read of a disk when its marking comes to nothing",
         CORE + "evolve",
         "_marking",
