@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from tests.acceptance.conftest import RunningStack
 
+NOTHING = {"kind": "command", "args": {"argv": ["true"]}}
+
 
 async def _names(client: Client, sandbox: str) -> list[str]:
     listed = await client.list_dir(sandbox)
@@ -160,7 +162,14 @@ async def test_the_commands_of_recovery_and_of_claims(stack: RunningStack) -> No
         assert (await said("claim", "box", "job", "--reason", "it works on"))["claim"] == "job"
         assert (await client.show("box"))["claims"]["job"] == "it works on"
         assert (await client.release("box"))["state"] == "live", "the claim keeps it"
+        # A command holds the checkpoint off until there is nothing to take one of.
+        await client.submit("box", "run_command", {"argv": ["sleep", "60"]}, compensation=NOTHING)
+        asked = asyncio.create_task(client.checkpoint("box", timeout_s=600))
+        while not (await client.show("box"))["checkpointing"]:
+            await asyncio.sleep(0.05)
         await said("unclaim", "box", "job")
+        with pytest.raises(RefusedError, match="released before"):
+            await asked
         assert await refused("unclaim", "box", "job") == "claim"
         while (await client.show("box"))["state"] != "gone":
             await asyncio.sleep(0.05)

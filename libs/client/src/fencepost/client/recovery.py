@@ -78,6 +78,11 @@ class RecoveryCalls:
                     told = event
                 newest = view.get("checkpoint") or {}
                 if not told and newest.get("checkpoint") != name:
+                    # None will come of these, so nobody waits for one.
+                    raise_if_stopped(view)
+                    if view["state"] in ("releasing", "gone"):
+                        detail = f"sandbox: {sandbox} was released before it was taken"
+                        raise RefusedError("sandbox_released", detail, field="sandbox")
                     return None
                 found = {**newest, **told, "sandbox": sandbox, "checkpoint": name}
                 return msgspec.convert(found, Checkpoint)
