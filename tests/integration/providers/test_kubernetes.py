@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import kubernetes_asyncio as kube
 import pytest
@@ -406,3 +407,75 @@ clusters: [{name: there, cluster: {server: "https://192.0.2.1:6443"}}]
 users: [{name: us, user: {token: abc}}]
 contexts: [{name: here, context: {cluster: there, user: us}}]
 """
+
+
+@pytest.mark.parametrize("status", [400, 403, 422, 429])
+async def test_a_refusal_says_nothing_of_what_an_earlier_create_made(
+    provider: KubernetesProvider, api: KubernetesApi, status: int
+) -> None:
+    """Its answer was lost, and the same create is asked again, over the quota by then."""
+    api.after = lambda request: failure(504, "lost") if request.method == "POST" else None
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateAmbiguous)
+    api.after = lambda _request: None
+    api.fault = lambda request: failure(status, "no") if request.method == "POST" else None
+    again = await provider.create("acq-1", SPEC, LABELS)
+    assert isinstance(again, Created), again
+    assert (await provider.observe(again.ref)).state == "present"
+    assert isinstance(await provider.create("acq-2", SPEC, LABELS), CreateRefused), "the control"
+
+
+async def test_a_settled_create_is_refused_only_once_its_pod_is_gone(
+    provider: KubernetesProvider, api: KubernetesApi
+) -> None:
+    ref = await made(provider)
+    api.pods[ref.native_id]["metadata"]["finalizers"] = ["example.com/keep"]
+    assert await provider.settle("acq-1")
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateAmbiguous)
+    await api.end(ref.native_id)
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateRefused)
+
+
+_POD: dict[str, Any] = {
+    "kind": "Pod",
+    "metadata": {"name": "x", "uid": "u", "annotations": {"fencepost.dev/labels": "{}"}},
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html>sign in first</html>",
+        "[]",
+        "null",
+        "{}",
+        "[" * 100_000,
+        '{"items": "x"}',
+        '{"items": [1]}',
+        '{"items": [{"metadata": 1}], "metadata": {}}',
+        json.dumps({**_POD, "status": "x"}),
+        json.dumps(
+            {
+                **_POD,
+                "metadata": {**_POD["metadata"], "annotations": {"fencepost.dev/labels": "[]"}},
+            }
+        ),
+        json.dumps({**_POD, "metadata": {**_POD["metadata"], "deletionTimestamp": 5}}),
+    ],
+)
+async def test_a_success_that_is_no_such_object_proves_and_raises_nothing(
+    provider: KubernetesProvider, api: KubernetesApi, text: str
+) -> None:
+    ref = await made(provider)
+    api.fault = lambda _request: web.Response(text=text, content_type="application/json")
+    assert isinstance(await provider.create("acq-2", SPEC, LABELS), CreateAmbiguous)
+    assert isinstance(await provider.find("acq-1"), Unknown)
+    assert (await provider.observe(ref)).state == "unknown"
+    assert (await provider.stop(ref, ref.instance)).answer == "unreachable"
+    assert not (await provider.list()).complete
+    assert not await provider.settle("acq-1")
+    assert not await provider.reclaim(ref)
+    with pytest.raises(ChannelRefusedError) as raised:
+        await provider.channel(ref, SPEC)
+    assert raised.value.observed == "unknown"
+    api.fault = lambda _request: None
+    assert (await provider.observe(ref)).state == "present", "the control"

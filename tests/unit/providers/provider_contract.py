@@ -203,6 +203,8 @@ class ProviderContract:
         found = await provider.find("acq-1")
         assert isinstance(found, Created)
         assert found.ref == ref
+        if isinstance(await provider.create("acq-1", SPEC, LABELS), CreateRefused):
+            assert (await provider.observe(ref)).state == "gone", "nothing of it is left"
         await provider.stop(ref, ref.instance)
 
         async def gone() -> bool:

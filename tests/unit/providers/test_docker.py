@@ -218,8 +218,10 @@ async def test_marks_of_ended_create_ids_are_forgotten_after_a_day(
         await provider.settle(f"acq-{number}")
         name = container.name_of("local", f"acq-{number}") + "-settled"
         engine.volumes[name]["CreatedAt"] = f"2026-01-{hour}:00:00Z"
+    (witness,) = (name for name in engine.volumes if not name.endswith("-settled"))
     provider._settled = 256
     await provider.settle("acq-2")
+    assert witness in engine.volumes, "though this engine lists it, whatever label is asked for"
     assert isinstance(await provider.create("acq-1", SPEC, LABELS), Created)
     assert isinstance(await provider.create("acq-2", SPEC, LABELS), CreateRefused)
 
@@ -371,3 +373,13 @@ def test_names_are_of_one_create_id_and_deployment() -> None:
     names = {container.name_of(*pair) for pair in (("a", "b-c"), ("a-b", "c"), ("a", "b/c"))}
     assert len(names) == 3
     assert all(len(name) <= 128 and json.dumps(name).isascii() for name in names)
+
+
+async def test_a_refusal_says_nothing_of_what_an_earlier_create_made(
+    engine: FakeEngine, provider: DockerProvider
+) -> None:
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), Created)
+    assert await provider.settle("acq-1")
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateAmbiguous)
+    engine.containers.clear()
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateRefused), "the control"

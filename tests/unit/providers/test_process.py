@@ -175,6 +175,32 @@ async def test_a_root_made_anew_is_another_authority(root: Path) -> None:
 
 
 @needs_bwrap
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+async def test_a_stop_needs_no_room_that_the_sandbox_itself_takes(
+    provider: ProcessProvider, root: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    ref = await made(provider)
+    big = root / ref.native_id / "workspace" / "big"
+    big.write_text("all that the disk has")
+    settle = provider._settle
+
+    def full(native: str) -> None:
+        if big.exists():
+            raise OSError(error, os.strerror(error))
+        settle(native)
+
+    monkeypatch.setattr(provider, "_settle", full)
+    answer = await provider.stop(ref, ref.instance)
+    if error == errno.EIO:
+        assert answer.answer == "unreachable", "the control: a broken disk is emptied by nobody"
+        assert big.exists()
+        assert (await provider.observe(ref)).state == "present"
+        return
+    assert answer.answer == "accepted", answer
+    assert (await provider.observe(ref)).state == "gone"
+    assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateRefused)
+
+
 def test_a_gateway_starts_on_a_disk_that_is_full(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

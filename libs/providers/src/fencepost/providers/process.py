@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -58,6 +59,7 @@ _WITNESS: Final = ".fencepost-root"
 _NEW: Final = ".new"
 _TRASH: Final = ".trash"
 _SETTLED: Final = ".settled"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NATIVE: Final = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _INSTANCE: Final = re.compile(r"i[0-9a-f]{16}-b[0-9a-f]{8}")
 _SETTLED_KEPT_S: Final = 24 * 3600
@@ -142,7 +144,7 @@ class ProcessProvider:
         try:
             self._assert_root()
             if self._is_settled(native):
-                return CreateRefused(reason="settled")
+                return self._over(native)
             if (found := self._ref_at(native)) is not None:
                 return self._created(found)
             self._prepare(fresh, {**labels, LABEL_CREATE: create_id})
@@ -159,8 +161,18 @@ class ProcessProvider:
         if self._is_settled(native):
             # The create id ended between the look and the rename: take the result back.
             await self.stop(found, found.instance)
-            return CreateRefused(reason="settled")
+            return self._over(native)
         return self._created(found)
+
+    def _over(self, native: str) -> CreateAnswer:
+        """The answer to a create whose id is settled: refused, unless something of it is there."""
+        try:
+            exists = self._ref_at(native) is not None
+        except OSError as error:
+            return CreateAmbiguous(reason=f"settled; {error}")
+        if exists:
+            return CreateAmbiguous(reason="settled, and what it made is there")
+        return CreateRefused(reason="settled")
 
     def _prepare(self, fresh: Path, labels: Mapping[str, str]) -> None:
         fresh.mkdir(mode=0o700)
@@ -247,21 +259,45 @@ class ProcessProvider:
         if expect_instance == "" or expect_instance != ref.instance:
             return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
         try:
-            self._assert_root()
-            there = self._instance_at(ref.native_id)
-            trash = self._root / _TRASH / f"{ref.native_id}.{expect_instance}"
-            if there == expect_instance:
-                self._settle(ref.native_id)
-                with contextlib.suppress(FileNotFoundError):
-                    (self._root / ref.native_id).rename(trash)
-            elif not trash.exists():
-                if there is not None:
-                    return StopAnswer(answer="refused_other_instance", instance=there)
-                return StopAnswer(answer="not_found")
+            answer = self._put_away(ref, expect_instance)
         except OSError as error:
-            return StopAnswer(answer="unreachable", detail=str(error))
-        await asyncio.to_thread(self._remove, trash, expect_instance)
-        return StopAnswer(answer="accepted", instance=expect_instance)
+            if error.errno not in _FULL:
+                return StopAnswer(answer="unreachable", detail=str(error))
+            # What is to be ended may be what fills the disk, and a stop writes two names.
+            try:
+                await asyncio.to_thread(self._make_room, ref.native_id, expect_instance)
+                answer = self._put_away(ref, expect_instance)
+            except OSError as again:
+                return StopAnswer(answer="unreachable", detail=str(again))
+        if answer.answer == "accepted":
+            trash = self._trash_of(ref.native_id, expect_instance)
+            await asyncio.to_thread(self._remove, trash, expect_instance)
+        return answer
+
+    def _trash_of(self, native: str, instance: str) -> Path:
+        return self._root / _TRASH / f"{native}.{instance}"
+
+    def _put_away(self, ref: Ref, instance: str) -> StopAnswer:
+        """Ends the create id and takes the folder out of its place. Raises `OSError`."""
+        self._assert_root()
+        there = self._instance_at(ref.native_id)
+        trash = self._trash_of(ref.native_id, instance)
+        if there == instance:
+            self._settle(ref.native_id)
+            with contextlib.suppress(FileNotFoundError):
+                (self._root / ref.native_id).rename(trash)
+        elif not trash.exists():
+            if there is not None:
+                return StopAnswer(answer="refused_other_instance", instance=there)
+            return StopAnswer(answer="not_found")
+        return StopAnswer(answer="accepted", instance=instance)
+
+    def _make_room(self, native: str, instance: str) -> None:
+        """Ends an instance that is to be stopped anyway, and empties its workspace, in place."""
+        if self._instance_at(native) == instance and processes.kill_all(
+            processes.INSTANCE, instance
+        ):
+            shutil.rmtree(self._root / native / "workspace", onerror=_make_removable)
 
     async def settle(self, create_id: str) -> bool:
         try:
@@ -275,7 +311,7 @@ class ProcessProvider:
         if not self._is_ours(ref) or self._instance_at(ref.native_id) != ref.instance:
             return False
         # The disk first: what is killed must not find it again.
-        trash = self._root / _TRASH / f"{ref.native_id}.{ref.instance}"
+        trash = self._trash_of(ref.native_id, ref.instance)
         try:
             (self._root / ref.native_id).rename(trash)
         except OSError:

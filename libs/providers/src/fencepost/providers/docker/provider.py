@@ -178,7 +178,7 @@ class DockerProvider:
         )
         try:
             if await self._is_settled(name):
-                return CreateRefused(reason="settled")
+                return await self._refused(name, "settled")
             holder = await self._make(name, image, config)
             if await self._is_settled(name):
                 # The create id ended between the look and the create: take the result back.
@@ -186,10 +186,20 @@ class DockerProvider:
                 return CreateRefused(reason="settled")
             seen = await self._started(holder, image, python=container.python_of(spec))
         except _RefusedError as error:
-            return CreateRefused(reason=str(error))
+            return await self._refused(name, str(error))
         except FAULTS as error:
             return CreateAmbiguous(reason=_said(error))
         return self._created(seen)
+
+    async def _refused(self, name: str, reason: str) -> CreateAnswer:
+        """Refused only where no earlier call of this create id has made something."""
+        try:
+            seen = await self._inspect(name)
+        except FAULTS as error:
+            return CreateAmbiguous(reason=f"{reason}; {_said(error)}")
+        if seen is None:
+            return CreateRefused(reason=reason)
+        return CreateAmbiguous(reason=f"{reason}; container {seen.id[:12]} has its name")
 
     async def _make(self, name: str, image: str, config: dict[str, Any]) -> DockerContainer:
         """Makes the container, or takes the one that this name has already."""
@@ -429,6 +439,8 @@ class DockerProvider:
         marks = {
             str(volume["Name"]): datetime.fromisoformat(str(volume["CreatedAt"]))
             for volume in found.get("Volumes") or ()
+            # An engine that does not know the filter must not have all of its volumes dropped.
+            if _label_of(volume, _SETTLED) == self._deployment
         }
         newest = max(marks.values(), default=None)
         for name, made in marks.items():

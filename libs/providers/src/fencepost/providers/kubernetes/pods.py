@@ -134,11 +134,15 @@ class Seen:
 def read(pod: Mapping[str, Any]) -> Seen:
     """Reads a pod as the API gives it. Raises `ValueError` where that is no pod of ours."""
     try:
-        metadata = pod["metadata"]
-        labels = json.loads(metadata["annotations"][_LABELS])
-        name, uid = str(metadata["name"]), str(metadata["uid"])
-    except (KeyError, TypeError, ValueError) as error:
+        return _read(pod)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a pod of ours: {type(error).__name__}") from error
+
+
+def _read(pod: Mapping[str, Any]) -> Seen:
+    metadata = pod["metadata"]
+    labels = json.loads(metadata["annotations"][_LABELS])
+    name, uid = str(metadata["name"]), str(metadata["uid"])
     status = pod.get("status") or {}
     phase = str(status.get("phase", "Unknown"))
     statuses = [

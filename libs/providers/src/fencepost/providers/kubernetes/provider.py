@@ -56,7 +56,17 @@ from kubernetes_asyncio.stream import WsApiClient
 NAME: Final = "kubernetes"
 _PAGE: Final = 500
 _TIMEOUT_S: Final = 20.0
-_OTHERS: Final = (aiohttp.ClientError, OSError, TimeoutError)
+_OTHERS: Final = (
+    aiohttp.ClientError,
+    OSError,
+    TimeoutError,
+    # What the client library makes of an answer that is no such object, a proxy's page say.
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+)
 
 # Reads the toolhost from its input, puts it in place whole, and becomes it. Its arguments are the
 # file's place and size; the rest is the toolhost's.
@@ -171,7 +181,10 @@ class KubernetesProvider:
             if error.status == 404 and _is_about(error, "pods", name):
                 return None
             raise
-        return pods.read(self._raw(pod))
+        seen = pods.read(self._raw(pod))
+        if seen.name != name:
+            raise ValueError(f"the answer is not {name}")
+        return seen
 
     # -- making ---------------------------------------------------------------------------------
 
@@ -189,30 +202,42 @@ class KubernetesProvider:
         )
         try:
             if await self._is_settled(name):
-                return CreateRefused(reason="settled")
+                return await self._over(name)
             try:
                 await self._api().create_namespaced_pod(
                     self._namespace, body, _request_timeout=_TIMEOUT_S
                 )
             except ApiException as error:
                 if error.status != 409:
-                    return _not_created(error)
+                    failed = _not_created(error)
+                    # An earlier call of this create id may have made what this one was denied.
+                    if isinstance(failed, CreateAmbiguous) or await self._get(name) is None:
+                        return failed
             seen = await self._get(name)
             if seen is None:
                 return CreateAmbiguous(reason="vanished_while_created")
             if await self._is_settled(name):
                 # The create id ended between the look and the create: take the result back.
-                await self._delete(name, seen.uid)
-                return CreateRefused(reason="settled")
+                return await self._over(name)
         except ApiException as error:
             return CreateAmbiguous(reason=_said(error))
-        except (*_OTHERS, ValueError) as error:
+        except _OTHERS as error:
             return CreateAmbiguous(reason=f"{type(error).__name__}: {error}")
         if seen.labels.get(LABEL_CREATE) != create_id:
             return CreateRefused(reason="the name is taken by a pod of another create id")
         if seen.presence == "terminating":
             return CreateAmbiguous(reason="the former pod of this create id is on its way out")
         return self._created(seen)
+
+    async def _over(self, name: str) -> CreateAnswer:
+        """The answer to a create whose id is settled: refused, once nothing of it is there."""
+        seen = await self._get(name)
+        if seen is None:
+            return CreateRefused(reason="settled")
+        await self._delete(name, seen.uid)
+        if await self._get(name) is None:
+            return CreateRefused(reason="settled")
+        return CreateAmbiguous(reason="settled, and its pod is on its way out")
 
     def _created(self, seen: pods.Seen) -> Created:
         return Created(
@@ -226,7 +251,7 @@ class KubernetesProvider:
             seen = await self._get(pods.pod_name(self._deployment, create_id))
         except ApiException as error:
             return Unknown(reason=_said(error))
-        except (*_OTHERS, ValueError) as error:
+        except _OTHERS as error:
             return Unknown(reason=f"{type(error).__name__}: {error}")
         if seen is None:
             return Absent()
@@ -244,11 +269,12 @@ class KubernetesProvider:
                 _request_timeout=_TIMEOUT_S,
                 **more,
             )
+            listed, following = list(page.items), page.metadata._continue or ""
         except (ApiException, *_OTHERS):
             return Page(items=(), complete=False)
         items: list[Listed] = []
         is_whole = True
-        for pod in page.items:
+        for pod in listed:
             try:
                 seen = pods.read(self._raw(pod))
             except ValueError:
@@ -263,7 +289,6 @@ class KubernetesProvider:
                         state="terminating" if leaving else "present",
                     )
                 )
-        following = page.metadata._continue or ""
         return Page(items=tuple(items), complete=is_whole and not following, next_token=following)
 
     async def observe(self, ref: Ref) -> Observation:
@@ -276,7 +301,7 @@ class KubernetesProvider:
                 await self._delete(seen.name, seen.uid)
         except ApiException as error:
             return Observation(state="unknown", detail=_said(error))
-        except (*_OTHERS, ValueError) as error:
+        except _OTHERS as error:
             return Observation(state="unknown", detail=f"{type(error).__name__}: {error}")
         if seen is None:
             return Observation(state="gone")
@@ -305,7 +330,7 @@ class KubernetesProvider:
             return _stop_answer(error)
         except TimeoutError:
             return StopAnswer(answer="timeout", detail="no answer within the bound")
-        except (*_OTHERS, ValueError) as error:
+        except _OTHERS as error:
             return StopAnswer(answer="unreachable", detail=f"{type(error).__name__}: {error}")
         return answer
 
@@ -345,29 +370,32 @@ class KubernetesProvider:
             }
         }
         try:
-            await self._api().create_namespaced_config_map(
+            made = await self._api().create_namespaced_config_map(
                 self._namespace, body, _request_timeout=_TIMEOUT_S
             )
         except ApiException as error:
             if error.status != 409:
                 raise
+        else:
+            _demand_named(made, name)
 
     async def _is_settled(self, name: str) -> bool:
         try:
-            await self._api().read_namespaced_config_map(
+            found = await self._api().read_namespaced_config_map(
                 name, self._namespace, _request_timeout=_TIMEOUT_S
             )
         except ApiException as error:
             if error.status == 404 and _is_about(error, "configmaps", name):
                 return False
             raise
+        _demand_named(found, name)
         return True
 
     async def reclaim(self, ref: Ref) -> bool:
         """Removes the pod as an eviction without notice does."""
         if not self._is_ours(ref):
             return False
-        with contextlib.suppress(ApiException, *_OTHERS, ValueError):
+        with contextlib.suppress(ApiException, *_OTHERS):
             seen = await self._get(ref.native_id)
             if seen is None or seen.instance != ref.instance or seen.presence != "present":
                 return False
@@ -432,7 +460,7 @@ class KubernetesProvider:
             raise ChannelRefusedError("another authority", "unknown")
         try:
             seen = await self._get(ref.native_id)
-        except (ApiException, *_OTHERS, ValueError) as error:
+        except (ApiException, *_OTHERS) as error:
             raise ChannelRefusedError(f"{type(error).__name__}: {error}", "unknown") from error
         if seen is None or seen.instance != ref.instance:
             raise ChannelRefusedError("that instance is not there", "gone")
@@ -449,6 +477,12 @@ class KubernetesProvider:
 
     def _is_ours(self, ref: Ref) -> bool:
         return ref.provider == NAME and ref.authority == self._traits.authority
+
+
+def _demand_named(found: Any, name: str) -> None:
+    """Raises `ValueError` where an answer is not this very object: then nothing was said."""
+    if found.metadata is None or found.metadata.name != name:
+        raise ValueError(f"the answer is not {name}")
 
 
 def _is_about(error: ApiException, kind: str, name: str) -> bool:
