@@ -24,6 +24,7 @@ from fencepost.client.stack import Stack
 from fencepost.client.verify import verify
 from fencepost.core.sandbox import entries as e
 from fencepost.providers.process import ProcessProvider
+from fencepost.runtime import access
 from fencepost.runtime.clock import SystemClock
 from fencepost.runtime.dags import Verdict
 from fencepost.runtime.link import Link
@@ -204,7 +205,8 @@ class World:
 
 @contextlib.asynccontextmanager
 async def gateway(stack: Stack, provider: HttpProvider) -> AsyncIterator[None]:
-    link = await Link.connect(stack.nats.url, name="gateway")
+    user = access.read(str(stack.credentials["gateway"]))
+    link = await Link.connect(stack.nats.url, name="gateway", access=user)
     session = GatewaySession(
         link,
         providers={provider.traits.name: provider},
