@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from fencepost.core import ids
@@ -164,6 +164,10 @@ class CancelCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: str = ""
 
 
+Who = Annotated[str, msgspec.Meta(min_length=1)]
+"""Whose word it is that is recorded: nobody's is none."""
+
+
 class ResolveCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
     An operator's word on an indeterminate step, on `fp.v1.cmd.resolve.<sandbox>.<step>`.
@@ -172,7 +176,7 @@ class ResolveCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     as_: Literal["committed", "compensated"] = msgspec.field(name="as")
-    who: str
+    who: Who
     note: str
     sandbox: str = ""
     step: str = ""
@@ -217,6 +221,6 @@ class RecoverCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     decision: Literal["accept", "tell", "discard"]
-    who: str
+    who: Who
     note: str = ""
     sandbox: str = ""
