@@ -65,6 +65,8 @@ async def test_a_workspace_at_any_committed_step_comes_back_in_a_sandbox_of_its_
         late = await forks.fork(client, "box", at="w-d", name="late")
         assert (late.checkpoint, late.replayed) == (stored.checkpoint, 2)
         assert late.external == ["charge"]
+        own = (await client.show("late"))["checkpoint"]["namespace"]
+        assert (own, late.leans) == ("late", False), "its origin may go now"
         assert late.difference is None
         assert await _names(client, "late") == ["a", "b", "c", "d"]
         assert await client.read_file("late", "c") == "content of c\n"

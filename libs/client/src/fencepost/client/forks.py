@@ -14,6 +14,7 @@ Rule 3: every step's effect is compared with its first receipt; at a difference 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,8 @@ from fencepost.core.steps import Origin, SandboxSpec, StepSpec, digest_of
 
 STEP_S_MAX: Final = 600.0
 _LIVE_S_MAX: Final = 300.0
+_ALONE_S_MAX: Final = 60.0
+_LOOK_S: Final = 0.1
 
 _START: Final = Place(0, -1)
 
@@ -229,6 +232,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
     `external` steps acted outside and were not run again; `unproven` ones are committed by an
     operator's word alone. With a `difference` it ends at that step, and is not what was asked for.
+    `leans`: it has no checkpoint of its own yet, so it is lost where its origin and its disk are.
     """
 
     sandbox: str
@@ -240,6 +244,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     external: list[str] = []
     unproven: list[str] = []
     difference: Difference | None = None
+    leans: bool = False
 
 
 async def fork(
@@ -272,6 +277,7 @@ async def fork(
     # Two forks under one name, at once: the same spec again is no second sandbox.
     if (await client.show(name))["claims"].get(OPERATOR) != reason:
         raise _name_taken(name, "another was made under it meanwhile")
+    leans = origin is not None and not await _stands_alone(client, name)
     difference = None
     replayed = 0
     for done in plan.steps:
@@ -291,7 +297,19 @@ async def fork(
         external=plan.external,
         unproven=plan.unproven,
         difference=difference,
+        leans=leans,
     )
+
+
+async def _stands_alone(client: Client, name: str) -> bool:
+    """Waits for the checkpoint that a fork takes first of all; False where none comes in time."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _ALONE_S_MAX
+    while ((await client.show(name))["checkpoint"] or {}).get("namespace") != name:
+        if loop.time() > until:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 async def _past(client: Client, sandbox: str) -> Past:

@@ -110,6 +110,9 @@ def _print_fork(found: forks.Fork) -> None:
                 f" found {differs.found}",
             )
         )
+    if found.leans:
+        text = f"{found.sandbox} has no checkpoint of its own yet: keep {found.origin} until it has"
+        cli.err.print(Text(text))
     start = f"checkpoint {found.checkpoint}" if found.checkpoint else "an empty workspace"
     cli.err.print(
         Text(f"{found.origin} at {found.at}: from {start}, {found.replayed} steps replayed")
