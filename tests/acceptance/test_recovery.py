@@ -241,10 +241,14 @@ async def test_a_planner_killed_during_recovery_goes_on_with_it(walk: Walk) -> N
     await box.check()
 
 
-async def test_a_folder_keeps_the_checkpoints_where_it_is_set(start_stack: StartStack) -> None:
+async def test_a_folder_keeps_the_checkpoints_where_it_is_set(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fencepost-chunks-"))
     try:
-        stack = await start_stack(environment={"FENCEPOST_CHECKPOINT_STORE": f"file://{folder}"})
+        monkeypatch.setenv("FENCEPOST_CHECKPOINT_STORE", f"file://{folder}")
+        monkeypatch.setenv("FENCEPOST_SHARDS", "no number")  # control: another stack's
+        stack = await start_stack()
         async with await stack.client() as client:
             await client.create_sandbox("box", spec={"recovery": "tell"})
             await client.fault("box", {"do": "echo", "percent": 100, "ms": 200})

@@ -40,6 +40,8 @@ SHARDS: Final = "shards"
 _LOOK_S: Final = 0.1
 _BACKOFF_S: Final = 0.2
 _BACKOFF_S_MAX: Final = 5.0
+_PASSED_ON: Final = frozenset({"FENCEPOST_CHECKPOINT_STORE"})
+"""Settings that are about the world outside; the others would be another stack's."""
 _STEADY_S: Final = 10.0
 
 MODULES: Final = {
@@ -331,7 +333,9 @@ class Stack:
                 return
 
     def _services_environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENCEPOST_")}
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith("FENCEPOST_") or k in _PASSED_ON
+        }
         found = {
             **inherited,
             "PYTHONUNBUFFERED": "1",
