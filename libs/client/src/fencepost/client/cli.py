@@ -84,6 +84,13 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except UnicodeEncodeError:
+        fail(RefusedError("bad_arguments", "expected arguments in UTF-8"))
+    except OSError as error:
+        if error.filename is None:
+            raise  # of no file that somebody named
+        told = f"{error.filename}: {error.strerror or error}"
+        fail(RefusedError("unusable_file", told, expected="a file or folder that can be used"))
 
 
 def fail(error: FencepostError) -> NoReturn:

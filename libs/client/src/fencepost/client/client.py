@@ -117,7 +117,7 @@ class Client(DagCalls, RecoveryCalls):
                 "no server: name one, set FENCEPOST_NATS_URL, or run `fencepost up` in this folder"
             )
         deadline = asyncio.get_running_loop().time() + wait_s
-        while not await _takes_connections(found):
+        while not await takes_connections(found):
             if asyncio.get_running_loop().time() >= deadline:
                 raise NoServerError(f"no server at {found}")
             await asyncio.sleep(_POLL_S)
@@ -644,11 +644,11 @@ async def _shards_of(link: Link, deadline: float) -> int:
             await asyncio.sleep(_POLL_S)
 
 
-async def _takes_connections(url: str) -> bool:
+async def takes_connections(url: str) -> bool:
     """Tells whether something listens there: the connection proper would try for ever."""
     for address in url.split(","):
         host, _, port = address.rpartition("//")[2].rpartition("@")[2].partition(":")
-        with contextlib.suppress(OSError, TimeoutError, ValueError):
+        with contextlib.suppress(OSError, TimeoutError, ValueError, OverflowError):
             async with asyncio.timeout(_CONNECT_S):
                 _, writer = await asyncio.open_connection(host, int(port or 4222))
             writer.close()

@@ -9,7 +9,8 @@ import msgspec
 import typer
 from fencepost.client import cli, reshard, reshard_embedded
 from fencepost.client.cli import AsJson, Url
-from fencepost.client.client import Client
+from fencepost.client.client import Client, takes_connections
+from fencepost.client.errors import NoServerError
 from fencepost.core.errors import RefusedError
 from fencepost.runtime import access, streams
 from fencepost.runtime.link import Link
@@ -92,6 +93,8 @@ async def _between(
 ) -> reshard.Result:
     user = access.read(to_credentials) if to_credentials else None
     creator = access.read(to_operator) if to_operator else user
+    if not await takes_connections(to):
+        raise NoServerError(f"--to: no server at {to}")
     async with await Client.connect(url, name="fencepost-reshard") as source:
         link = await Link.connect(to, name="fencepost-reshard", access=creator)
         try:

@@ -1,0 +1,27 @@
+"""An address where nothing listens ends a command with a word on it, and at once."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from fencepost.client import cli
+
+
+@pytest.mark.parametrize("port", ["1", "99999", "x"])
+@pytest.mark.parametrize(
+    "command", [["sandbox", "list", "--url"], ["reshard", "--shards", "2", "--to"]]
+)
+def test_an_address_without_a_server_is_said(
+    command: list[str],
+    port: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = f"nats://127.0.0.1:{port}"
+    monkeypatch.setattr(sys, "argv", ["fencepost", *command, url])
+    monkeypatch.setattr(cli, "_log_to_stderr", lambda: None)
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == cli.UNKNOWN
+    assert f"no server at {url}" in capsys.readouterr().err
