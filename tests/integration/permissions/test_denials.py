@@ -126,6 +126,37 @@ async def test_within_one_account_an_answer_lands_in_the_ledger(tmp_path: Path) 
         await server.stop()
 
 
+async def test_a_consumer_that_pushes_says_nothing_where_its_maker_may_not(
+    guarded: Guarded,
+) -> None:
+    """
+    Who may follow a stream may name a subject that it is pushed to, in the streams' own account.
+
+    The server pushes only where somebody has subscribed to that very subject, and there nobody does:
+    a stream's own subjects have wildcards. If this fails, following must not be granted this way.
+    """
+    async with guarded.links("client", "tracker", "planner", "operator") as links:
+        client, tracker, planner, operator = links
+        for link, stream, target in (
+            (client, streams.EVENTS, subjects.ledger("sandbox", 0)),
+            (client, streams.EVENTS, "fp.v1.fact.box.lost"),
+            (client, streams.EVENTS, f"$JS.API.STREAM.PURGE.{streams.LEDGER}"),
+            (tracker, streams.COMMANDS, subjects.ledger("sandbox", 0)),
+            (planner, streams.COMMANDS, subjects.ledger("dag", 0)),
+        ):
+            config = {"deliver_subject": target, "ack_policy": "none", "deliver_policy": "all"}
+            made = await link.api(
+                f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config}
+            )
+            assert b'"error"' not in made, "the control: it is made"
+        await planner.call("fp.v1.event.step.box.s1.committed", b"an event", timeout_s=10)
+        await client.call("fp.v1.cmd.step.box.s1", b"a command", timeout_s=10)
+        await asyncio.sleep(0.3)
+        for stream in (streams.LEDGER, streams.FACTS):
+            assert (await stream_info(operator, stream)).state.messages == 0
+        assert (await stream_info(operator, streams.EVENTS)).state.messages == 1
+
+
 async def test_a_reader_leaves_no_more_behind_than_its_pulls(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
