@@ -5,8 +5,14 @@ Levels are folders: `unit`, `properties`, `simulation` and `tidy` may open no so
 (asyncio's own); `integration` and `acceptance` start real servers on loopback. The latter two share
 one machine's disk and processors, so each of these levels runs on one xdist worker, one test after
 the other: with two workers that is one stack beside one server, which two cores can carry.
+
+What takes longest carries `budget(seconds)`: it runs last, and where FENCEPOST_TEST_UNTIL (seconds
+since 1970) leaves its file less than that, it is skipped and says so. A slow build machine then
+loses those tests, never the verdict on all others.
 """
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +21,8 @@ import pytest_socket
 TESTS = Path(__file__).parent
 SOCKETLESS = frozenset({"unit", "properties", "simulation", "tidy"})
 ONE_AT_A_TIME = frozenset({"integration", "acceptance", "cluster"})
+UNTIL = "FENCEPOST_TEST_UNTIL"
+STARTED: set[Path] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,11 +37,26 @@ def _level(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _level(item) in ONE_AT_A_TIME:
-            item.add_marker(pytest.mark.xdist_group(_level(item)))
+            last = "-last" if item.get_closest_marker("budget") else ""
+            item.add_marker(pytest.mark.xdist_group(_level(item) + last))
+    items.sort(key=lambda item: item.get_closest_marker("budget") is not None)
+
+
+def _spare(item: pytest.Item) -> None:
+    """Skips what would not end in time; a file that has begun goes on."""
+    budget = item.get_closest_marker("budget")
+    until = os.environ.get(UNTIL)
+    if budget is None or not until or item.path in STARTED:
+        return
+    left_s = int(float(until) - time.time())
+    if left_s < budget.args[0]:
+        pytest.skip(f"takes {budget.args[0]} s, and {left_s} are left of this run's time")
+    STARTED.add(item.path)
 
 
 # Last, because pytest-socket's own hook decides by command line options and would lift this.
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    _spare(item)
     if _level(item) in SOCKETLESS:
         pytest_socket.disable_socket(allow_unix_socket=True)

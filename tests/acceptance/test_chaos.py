@@ -16,6 +16,7 @@ SECONDS = 30
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
+@pytest.mark.budget(120)
 async def test_what_clients_were_told_outlives_every_fault() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scripts.chaos", "--json", "--boxes", "4"),

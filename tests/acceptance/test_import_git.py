@@ -17,6 +17,7 @@ from tests.acceptance.conftest import StartStack
 from tests.acceptance.test_command import fencepost
 
 
+@pytest.mark.budget(90)
 @pytest.mark.timeout(600)  # half a minute on a machine that does nothing else
 async def test_three_hundred_commits_end_as_gits_tree_whatever_happens(
     start_stack: StartStack, tmp_path: Path

@@ -91,6 +91,7 @@ async def check(stack: RunningStack, client: Client, load: Load) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.budget(90)
 async def test_planners_come_and_go_under_load_and_every_step_commits_once(
     start_stack: StartStack,
 ) -> None:

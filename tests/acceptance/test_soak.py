@@ -12,6 +12,7 @@ BASE = 1_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.budget(90)
 async def test_thousands_of_steps_under_reclaims_leave_a_clean_ledger_and_flat_memory() -> None:
     said: list[str] = []
     report = await soak.soak(steps=STEPS, reclaim_every=100, say=said.append)

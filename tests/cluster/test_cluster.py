@@ -15,6 +15,7 @@ from tests.cluster.conftest import judged
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
+    pytest.mark.budget(120),
     # The client library drops a connection to a paused node without closing it.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

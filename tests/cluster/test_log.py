@@ -26,6 +26,7 @@ from tests.cluster.racing import Race
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
+    pytest.mark.budget(120),
     # The client library drops a connection to a silent node without closing it.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

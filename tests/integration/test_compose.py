@@ -20,7 +20,7 @@ from fencepost.client.processes import free_port
 
 from tests.engine import ROOT, Engine
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.budget(320)]
 
 PROJECT = "fencepost-test"
 BUILD_S = 600

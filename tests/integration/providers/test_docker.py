@@ -17,7 +17,7 @@ from tests.engine import NATS, PYTHON, Engine
 from tests.unit.providers.docker_contract import DockerContract
 from tests.unit.providers.provider_contract import LABELS, SPEC, Talk, made, wait_for
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.budget(150)]
 
 OLD = """\
 FROM python:3.11-slim
