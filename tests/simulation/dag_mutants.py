@@ -239,6 +239,16 @@ DAG_MUTANTS = (
         faults=("list_unfiltered", "neighbour_started"),
     ),
     Mutant(
+        "take what one authority lists of another for its own",
+        "fencepost.core.sweeping",
+        "sweep_listing",
+        "any(item.ref.authority != authority for item in listing.items)",
+        "False",
+        dags=True,
+        seeds=200,
+        rates={"stray_started": 0.06, "list_of_other_authority": 0.45},
+    ),
+    Mutant(
         "vouch for a name whatever its authority",
         "fencepost.core.sweeping",
         "_named",

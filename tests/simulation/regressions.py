@@ -33,6 +33,12 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
         90,
         "forget what was read of a disk when its marking comes to nothing",
     ),
+    # A checkpoint was put back for a second time on the same disk, and the journal was asked for an
+    # external effect that had begun since the first time: it was taken for one that never began.
+    "an external effect was repeated after a restore": (
+        48,
+        "let the journal of before a restore vouch for external effects",
+    ),
     # What was sent again after a loss named the wrong message before it: another one of the same
     # batch was passed over for good.
     "what was sent again broke its chain": (19, "break the chain of what is sent again"),
@@ -40,6 +46,12 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
     "one create id was asked for at two authorities": (
         22,
         "ask for a create again at another authority",
+    ),
+    # Of two authorities one cannot see what is gone. Its listing held the other's things, and the
+    # accepted stop of one of those, which could still be seen, was taken for its end.
+    "an authority's blindness was believed of another": (
+        25,
+        "take what one authority lists of another for its own",
     ),
 }
 

@@ -34,6 +34,7 @@ KILLED_AT: dict[str, int] = {
     "forget what was read of a disk when its marking comes to nothing": 90,
     "break the chain of what is sent again": 19,
     "ask for a create again at another authority": 22,
+    "take what one authority lists of another for its own": 25,
 }
 
 

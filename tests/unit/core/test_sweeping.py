@@ -150,6 +150,27 @@ def test_another_deployments_listing_is_none_of_ours() -> None:
     assert (result.report.refused, result.proposals) == ("other_deployment", [])
 
 
+@pytest.mark.parametrize("observes_gone", [True, False])
+def test_another_authoritys_things_are_not_judged_by_what_this_one_can_show(
+    observes_gone: bool,
+) -> None:
+    foreign = listed("b", of=ref(native_id="n-b", authority="other"))
+    mixed = listing(listed(), foreign, observes_gone=observes_gone)
+    result = Sweep().twice(mixed, ledger())
+    assert (result.report.refused, result.proposals) == ("other_authority", [])
+    # The control: the second thing is of this authority too.
+    own = listing(listed(), listed("b"), observes_gone=observes_gone)
+    proposals = Sweep().twice(own, ledger()).proposals
+    assert [getattr(fact, "observes_gone", None) for fact in proposals] == [observes_gone] * 2
+
+
+def test_another_authoritys_listing_does_not_make_the_grace_begin_anew() -> None:
+    sweep, item = Sweep(), listed()
+    sweep.tick(listing(item), ledger())
+    sweep.tick(listing(listed(of=ref(native_id="n-b", authority="other"))), ledger())
+    assert len(sweep.tick(listing(item), ledger()).proposals) == 1
+
+
 def test_what_fits_in_between_is_a_first_sight_again() -> None:
     sweep, item = Sweep(), listed()
     sweep.tick(listing(item), ledger())

@@ -195,11 +195,15 @@ def sweep_listing(
     Judges one authority's listing, which must have been read before the ledger.
 
     In that order whatever runs with a shard's knowledge was in its state before it was listed.
+    A listing that names another authority's things is refused whole.
     """
     authority = listing.authority
     refused = listing.problem
     if not refused and listing.deployment != policy.deployment:
         refused = "other_deployment"
+    if not refused and any(item.ref.authority != authority for item in listing.items):
+        # Neither what this authority can show nor its sightings are those of what is listed.
+        refused = "other_authority"
     if not refused and not listing.items and ledger.live_at(authority):
         refused = "empty_listing"
     if refused:
