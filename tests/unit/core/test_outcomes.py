@@ -431,6 +431,38 @@ def test_s205_bytes_under_another_instance_vouch_for_no_external_effect() -> Non
     assert bench.open("s2").attempt == "s2.2"
 
 
+@pytest.mark.parametrize("phase", ["apply", "revoke", "undo"])
+def test_s205_a_restore_on_the_same_disk_leaves_no_word_on_an_external_effect(phase: str) -> None:
+    """The journal's records are of the tree from before the restore: it would say "never began"."""
+    bench = Bench().live()
+    bench.checkpoint()
+    bench.cold()
+    bench.recover()
+    bench.step("s1", external())
+    bench.step("s2")
+    if phase != "apply":
+        bench.cancel("s1")
+    if phase == "undo":
+        bench.answer("s1", verdict="already_done", of="s1.1")
+    entries = bench.warm()
+    opened = bench.of_kind(e.EpochOpened)[-1]
+    assert (opened.disk, opened.recovering) == ("warm", True)
+    assert [_short(x) for x in entries if getattr(x, "step", "") == "s1"] == ["indeterminate"]
+    bench.recover()
+    assert bench.open("s1").phase == "indeterminate"
+    assert bench.open("s2").attempt == "s2.2", "what the tree held went with it"
+
+
+def test_a_warm_disk_that_needs_no_restore_is_asked_for_an_external_effect() -> None:
+    bench = Bench().live()
+    bench.step("s0")
+    bench.answer("s0")
+    bench.step("s1", external())
+    bench.warm()
+    assert not bench.of_kind(e.EpochOpened)[-1].recovering
+    assert (bench.open("s1").phase, bench.open("s1").attempt) == ("apply", "s1.2")
+
+
 def test_a_carried_attempt_is_no_try_and_a_lost_one_is() -> None:
     bench = Bench().live()
     bench.step("s1", attempts_max=2)

@@ -71,6 +71,7 @@ class StepView:
         "epoch",
         "joined",
         "no",
+        "resolved",
         "session",
         "state",
     )
@@ -87,6 +88,7 @@ class StepView:
         self.commit_after: str = spec.get("commit_after", "receipt")
         self.joined = False
         self.doubted = False
+        self.resolved = False
 
     @property
     def is_final(self) -> bool:
@@ -152,7 +154,7 @@ class Auditor:
         self.on_swept: list[Callable[[Result], None]] = []
         self.after_entry: dict[str, list[Callable[[SandboxView, dict[str, Any]], None]]] = {}
         self.on_batch: list[Callable[[str, int, Stored, BatchJson], None]] = []
-        self.on_wrote: list[Callable[[Toolhost, str], None]] = []
+        self.on_wrote: list[Callable[[Toolhost, str, bool], None]] = []
         self.on_acted: list[Callable[[str], None]] = []
         self.on_started: list[Callable[[Instance], None]] = []
         self.on_stop: list[Callable[[Instance], None]] = []
@@ -255,10 +257,10 @@ class Auditor:
         for hook in self.on_stop:
             hook(instance)
 
-    def wrote(self, toolhost: Toolhost, step: str) -> None:
+    def wrote(self, toolhost: Toolhost, step: str, *, restored: bool = False) -> None:
         self.world.tell("wrote", toolhost.name, step, f"held {toolhost.contents.held.get(step)}")
         for hook in self.on_wrote:
-            hook(toolhost, step)
+            hook(toolhost, step, restored)
 
     def acted_outside(self, step: str) -> None:
         self.world.tell("outside", step)
@@ -435,3 +437,4 @@ def _take_step(
             step.doubted = True
         case "resolved":
             step.state = entry["state"]
+            step.resolved = True

@@ -173,13 +173,17 @@ class EffectsOnce(Checker):
         auditor.on_acted.append(self.acted)
         auditor.on_entry.setdefault("compensated", []).append(self.compensated)
 
-    def wrote(self, toolhost: Toolhost, step: str) -> None:
+    def wrote(self, toolhost: Toolhost, step: str, restored: bool) -> None:
         held = toolhost.contents.held.get(step, 0)
         self.need(0 <= held <= 1, f"{step} is {held} times on {toolhost.disk.name}")
         view = self.auditor.sandbox_of_step.get(step)
         if held == 0 or view is None or toolhost.disk.pulled:
             return
         ended = view.steps[step]
+        if restored and ended.resolved:
+            # A person's word, which nobody else can check: what the step left was in the checkpoint
+            # when it was taken, and comes back with it. Applying it anew is another thing.
+            return
         marker = toolhost.contents.marker
         if marker is not None and marker.epoch == view.epoch and view.open:
             self.need(

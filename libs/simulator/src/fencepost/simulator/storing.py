@@ -125,7 +125,7 @@ def put_back(toolhost: Toolhost, call: RestoreCall) -> None:
         contents.restoring = False
     contents.restored, contents.restored_in = done, order.epoch
     for step in contents.held:
-        toolhost.observer.wrote(toolhost, step)
+        toolhost.observer.wrote(toolhost, step, restored=True)
     if toolhost.crashes_at("restored"):
         return
     toolhost.tell("put back", PutBack(order, contents.journal_seq))

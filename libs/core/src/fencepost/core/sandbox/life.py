@@ -238,8 +238,10 @@ def _opened(
     )
     if disk == "cold":
         return [opened, *outcomes.lost_with_disk(sandbox, final=False, reason="epoch_moved")]
-    if disk == "restored" or evidence == "other_instance":
-        # Bytes that come under another instance may be a snapshot's, taken at this very length.
+    if disk == "restored" or evidence == "other_instance" or recovers:
+        # Bytes that come under another instance may be a snapshot's, taken at this very length. And
+        # once a checkpoint is put back, the journal speaks of the tree that stood there before: it
+        # does not answer for what the steps since the last restore did outside.
         return [opened, *outcomes.external_at_risk(sandbox)]
     return [opened]
 

@@ -406,7 +406,8 @@ def external_at_risk(sandbox: Sandbox) -> list[e.SandboxEntry]:
     """
     Gives up external effects fenced before what may be an older snapshot came back.
 
-    Its journal may have forgotten that one began, so it cannot vouch for it.
+    Its journal may have forgotten that one began, so it cannot vouch for it. Nor can the journal of
+    a disk on which a checkpoint is to be put back once more.
     """
     return [
         _indeterminate(sandbox, name, step, "restored", "an external effect")
