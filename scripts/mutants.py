@@ -350,8 +350,13 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("owed.py", "        if start < seq:\n", "        if True:\n"),
     (
         "owed.py",
-        "return checkpoint is not None and line == checkpoint.line and",
-        "return checkpoint is not None and",
+        "    return line == _line_at(checkpoint.lines, seq, checkpoint.line)\n",
+        "    return True\n",
+    ),
+    (
+        "owed.py",
+        "line == _line_at(checkpoint.lines, seq, checkpoint.line)",
+        "line == checkpoint.line",
     ),
     ("owed.py", "    listed.sort()\n", ""),
     ("owed.py", "if one.key <= entry.kept]", "if True]"),

@@ -11,7 +11,7 @@ from fencepost.core.machine import Place
 from fencepost.core.receipts import Change
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import inputs, orders, owed, transitions
-from fencepost.core.sandbox.state import Recovering
+from fencepost.core.sandbox.state import Checkpoint, Recovering
 
 from tests.factories import Bench, external, kinds, manifest, only
 
@@ -159,6 +159,53 @@ def test_an_older_point_of_the_disk_keeps_what_it_wrote_in_its_former_line() -> 
     bench.cold()
     bench.recover()
     assert replayed(bench) == ["b", "a", "b"]
+
+
+def gone_on_from_an_older_point(commit_after: str) -> Bench:
+    """A step waits that a former line of the disk wrote; a checkpoint of the present one comes."""
+    bench = Bench().live()
+    bench.step("a", commit_after=commit_after)  # written at 1, and nobody heard
+    bench.step("b")
+    bench.answer("b", journal_seq=2)
+    bench.reattach(journal_seq=1)  # a snapshot of before b
+    bench.recover()
+    bench.answer("a", verdict="attested", of="a.1", of_seq=1, journal_seq=9)
+    bench.checkpoint()
+    return bench
+
+
+@pytest.mark.parametrize("commit_after", ["heartbeat", "checkpoint"])
+def test_a_checkpoint_holds_what_the_former_lines_of_its_disk_wrote(commit_after: str) -> None:
+    bench = gone_on_from_an_older_point(commit_after)
+    ended = bench.of_kind(e.Committed)[-1]
+    assert (ended.step, ended.line, bench.of_kind(e.CheckpointedEntry)[-1].line) == ("a", 1, 2)
+    assert bench.sandbox().owed == 0
+    bench.cold()
+    bench.recover()
+    assert replayed(bench) == ["b"], "before the checkpoint, and nothing on top of it"
+    assert audited(bench, lambda entries: entries) == []
+    assert "I2" in audited(bench, changed(e.CheckpointedEntry, journal_seq=0))
+
+
+@pytest.mark.parametrize(
+    ("line", "seq", "holds"),
+    [
+        (1, 4, True),
+        (1, 5, False),  # what the older point of the disk lacked
+        (3, 5, True),
+        (3, 4, False),
+        (3, 9, True),
+        (3, 10, False),
+        (2, 3, False),
+    ],
+)
+def test_of_a_former_line_a_checkpoint_holds_what_came_before_the_next_one(
+    line: int, seq: int, holds: bool
+) -> None:
+    taken = Checkpoint(
+        id="k1", manifest="m", namespace="sb1", line=3, seq=9, lines=((1, 0), (3, 4))
+    )
+    assert owed.is_covered(taken, line, seq) is holds
 
 
 @pytest.mark.parametrize("since", [0, 1])

@@ -25,7 +25,11 @@ class Need(Protocol):
 
 
 class _Sandbox(msgspec.Struct):
-    """`lines`: (first epoch, journal sequence at its start) of the present disk's history."""
+    """
+    `lines`: (first epoch, journal sequence at its start) of the present disk's history.
+
+    `held`: the same of the disk that the checkpoint was taken of.
+    """
 
     epoch: int = 0
     session: str = ""
@@ -35,6 +39,7 @@ class _Sandbox(msgspec.Struct):
     joined: dict[str, e.Joined] = {}
     owed: dict[str, tuple[int, int]] = {}
     checkpoint: tuple[str, int, int] | None = None
+    held: list[tuple[int, int]] = []
     taking: str = ""
     recovering: bool = False
     restored: bool = False
@@ -113,6 +118,7 @@ class RecoveryJudge:
             effects=sandbox.effects,
             joined=sandbox.joined,
             checkpoint=sandbox.checkpoint,
+            held=sandbox.held,
         )
 
     # --- steps ----------------------------------------------------------------------------------
@@ -191,7 +197,8 @@ class RecoveryJudge:
         if sandbox.checkpoint is None:
             return False
         _, its_line, its_seq = sandbox.checkpoint
-        return line == its_line and seq <= its_seq
+        older = [held for held, start in sandbox.held if start < seq]
+        return seq <= its_seq and line == (older[-1] if older else its_line)
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -217,6 +224,7 @@ class RecoveryJudge:
         )
         sandbox.taking = ""
         sandbox.checkpoint = (entry.checkpoint, entry.line, entry.journal_seq)
+        sandbox.held = sandbox.lines
         sandbox.owed = {}
 
     # --- recovery -------------------------------------------------------------------------------

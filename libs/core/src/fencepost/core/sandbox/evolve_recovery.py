@@ -120,6 +120,7 @@ def _checkpointed(sandbox: Sandbox, entry: e.CheckpointedEntry, place: Place, no
         namespace=sandbox.id,
         line=entry.line,
         seq=entry.journal_seq,
+        lines=tuple(sandbox.lines),
         at=(place.after, place.index),
     )
     kept = [one for one in sandbox.manifests if one != entry.manifest]

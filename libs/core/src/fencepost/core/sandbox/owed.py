@@ -74,8 +74,12 @@ def line_of(sandbox: Sandbox, seq: int) -> int:
     An older point of a disk that came back holds writes of its former line; what it wrote since is
     a line of its own, though the journal counts on.
     """
-    found = sandbox.epoch
-    for line, start in sandbox.lines:
+    return _line_at(sandbox.lines, seq, sandbox.epoch)
+
+
+def _line_at(lines: Sequence[tuple[int, int]], seq: int, default: int) -> int:
+    found = default
+    for line, start in lines:
         if start < seq:
             found = line
     return found
@@ -86,8 +90,15 @@ def key_of(line: int, receipt: Receipt) -> Key:
 
 
 def is_covered(checkpoint: Checkpoint | None, line: int, seq: int) -> bool:
-    """Whether the newest checkpoint holds what was written there."""
-    return checkpoint is not None and line == checkpoint.line and seq <= checkpoint.seq
+    """
+    Whether the newest checkpoint holds what was written there.
+
+    It was taken of a disk that may have gone on from an older point: what a former line had written
+    up to that point is in it as well, what that line wrote later is not.
+    """
+    if checkpoint is None or seq > checkpoint.seq:
+        return False
+    return line == _line_at(checkpoint.lines, seq, checkpoint.line)
 
 
 class Owed(NamedTuple):

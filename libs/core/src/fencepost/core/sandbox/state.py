@@ -109,9 +109,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
     The newest stored checkpoint: all that was committed before its entry is in it.
 
-    So is what a disk of this `line` wrote up to journal sequence `seq`. `namespace`: the sandbox
-    under whose name its chunks are stored. `is_broken`: its last restore proved that it is not
-    whole in the store.
+    So is what its disk had written up to journal sequence `seq`, on this `line` and on those that
+    it went on from: `lines`, as in the sandbox. `namespace`: the sandbox under whose name its
+    chunks are stored. `is_broken`: its last restore proved that it is not whole in the store.
     """
 
     id: str
@@ -119,6 +119,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     line: int = 0
     seq: int = 0
+    lines: tuple[tuple[int, int], ...] = ()
     at: tuple[int, int] = (0, -1)
     is_broken: bool = False
 
