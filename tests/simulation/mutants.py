@@ -334,6 +334,15 @@ MUTANTS = (
         checkpoints=True,
     ),
     Mutant(
+        "judge what a checkpoint holds by its newest line alone",
+        "fencepost.core.invariants_recovery",
+        "RecoveryJudge._holds",
+        "line == (older[-1] if older else its_line)",
+        "line == its_line",
+        dags=True,
+        checkpoints=True,
+    ),
+    Mutant(
         "leave a step that a checkpoint holds for later",
         CORE + "checkpoints",
         "checkpointed",

@@ -47,6 +47,12 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
         22,
         "ask for a create again at another authority",
     ),
+    # A disk had gone on from an older point; what it had written before that was not counted into
+    # its next checkpoint, neither by the core nor by the auditor.
+    "a checkpoint was without its disk's former lines": (
+        6567,
+        "judge what a checkpoint holds by its newest line alone",
+    ),
     # Of two authorities one cannot see what is gone. Its listing held the other's things, and the
     # accepted stop of one of those, which could still be seen, was taken for its end.
     "an authority's blindness was believed of another": (
