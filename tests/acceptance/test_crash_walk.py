@@ -37,7 +37,7 @@ from tests.acceptance.walking import (
     until,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.budget(220)]
 
 
 class Walk:

@@ -34,7 +34,7 @@ from tests.acceptance.walking import (
 )
 from tests.unit.toolhost.keeping import told_tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.budget(110)]
 
 
 class Walk:

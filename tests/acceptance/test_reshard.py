@@ -114,6 +114,7 @@ async def go_on(stack: RunningStack, before: list[int], old: dict[str, StepOutco
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.budget(80)
 async def test_steps_dags_and_checkpoints_go_on_in_another_number_of_shards(
     start_stack: StartStack, folders: Path
 ) -> None:

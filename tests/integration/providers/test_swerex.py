@@ -37,7 +37,7 @@ from tests.unit.providers.provider_contract import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swerex")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swerex"), pytest.mark.budget(70)]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from tests.unit.providers import fake_engine
 from tests.unit.providers.fake_engine import FakeEngine
 from tests.unit.providers.provider_contract import wait_for
 
+pytestmark = pytest.mark.budget(60)
+
 SPEC = SandboxSpec(provider="docker", memory_mb=256)
 
 

@@ -21,6 +21,8 @@ from fencepost.providers import processes
 
 from tests.integration.sandbox_gateway.control import MASTER, SHARDS, SPEC, Control, Live, wait_for
 
+pytestmark = pytest.mark.budget(80)
+
 
 class Process:
     def __init__(self, nats: NatsServer, root: Path, log: Path) -> None:

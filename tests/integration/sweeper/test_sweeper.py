@@ -29,6 +29,8 @@ from fencepost.runtime import access
 from fencepost.runtime.link import Link
 from fencepost.runtime.outbox import Envelope
 
+pytestmark = pytest.mark.budget(80)
+
 WAIT_S = 60.0
 SHARDS = 4
 QUICK = {
