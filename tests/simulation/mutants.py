@@ -190,6 +190,15 @@ MUTANTS = (
         faults=("snapshot_restored",),
     ),
     Mutant(
+        "let the journal of before a restore vouch for external effects",
+        CORE + "life",
+        "_opened",
+        ' or evidence == "other_instance" or recovers:',
+        ' or evidence == "other_instance":',
+        dags=True,
+        checkpoints=True,
+    ),
+    Mutant(
         "end a fenced step without revoking it",
         CORE + "outcomes",
         "stop_step",

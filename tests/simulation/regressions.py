@@ -36,7 +36,7 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
     # A checkpoint was put back for a second time on the same disk, and the journal was asked for an
     # external effect that had begun since the first time: it was taken for one that never began.
     "an external effect was repeated after a restore": (
-        48,
+        7046,
         "let the journal of before a restore vouch for external effects",
     ),
     # What was sent again after a loss named the wrong message before it: another one of the same

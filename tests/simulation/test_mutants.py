@@ -12,6 +12,7 @@ from tests.simulation.mutants import MUTANTS
 KILLED_AT: dict[str, int] = {
     "keep the state after a lost term": 7,
     "judge what a checkpoint holds by its newest line alone": 6567,
+    "let the journal of before a restore vouch for external effects": 7046,
     "make effects before the batch is accepted": 8,
     "compare only the step id": 10,
     "skip the generation in the join": 19,
