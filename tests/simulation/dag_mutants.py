@@ -184,6 +184,7 @@ DAG_MUTANTS = (
         ".",
         seeds=300,
         faults=("read_stale", "owner_rival", "append_answer_lost"),
+        rates={"read_stale": 0.6, "owner_rival": 0.2, "append_answer_lost": 0.2},
     ),
     Mutant(
         "settle a create that was ordered as if it was not",

@@ -37,6 +37,7 @@ KILLED_AT: dict[str, int] = {
     "break the chain of what is sent again": 19,
     "ask for a create again at another authority": 22,
     "take what one authority lists of another for its own": 25,
+    "know a batch again by owner, term and number alone": 1447,
 }
 
 
