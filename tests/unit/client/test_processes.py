@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 PARENT = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
+# A test run in the background of a script starts with it ignored, and no shell could trap it.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 from fencepost.client.processes import Child
 place = pathlib.Path(sys.argv[1])
 line = "trap 'touch asked; exit' QUIT; echo $$ > pid; while :; do sleep 0.02; done"
