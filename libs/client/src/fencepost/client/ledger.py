@@ -115,6 +115,17 @@ async def batch_after(
     raise UnknownError(f"{subject} after {after}: {found.reason}")
 
 
+async def last_batch(link: Link, shard: int, *, family: str = "sandbox") -> Recorded | None:
+    """A shard's newest batch, as the stream's leader has it; only an append on it proves that."""
+    subject = subjects.ledger(family, shard)
+    found = await JetStreamLog(link).last(subject)
+    if isinstance(found, Valid):
+        return _read(subject, found.seq, found.payload)
+    if isinstance(found, Absent):
+        return None
+    raise UnknownError(f"{subject}: {found.reason}")
+
+
 def _read(subject: str, seq: int, payload: bytes) -> Recorded:
     try:
         batch = _decode_batch(payload)

@@ -291,9 +291,7 @@ async def _seal(source: Client) -> dict[Key, Batch]:
     sealed: dict[Key, Batch] = {}
     for family, machine in machines().items():
         for shard in range(source.shards):
-            last: ledger.Recorded | None = None
-            async for recorded in ledger.batches(source.link, shard, family=family):
-                last = recorded
+            last = await ledger.last_batch(source.link, shard, family=family)
             if last is None:
                 continue  # never owned: nothing to cut
             term = last.batch.term + 1
@@ -333,10 +331,7 @@ async def _prove_still(source: Client, sealed: dict[Key, Batch]) -> None:
     """An empty batch of our own term, accepted, shows that nobody wrote since we opened it."""
     log = JetStreamLog(source.link)
     for (family, shard), batch in sealed.items():
-        last: ledger.Recorded | None = None
-        after = batch.prev
-        async for recorded in ledger.batches(source.link, shard, family=family, after=after):
-            last = recorded
+        last = await ledger.last_batch(source.link, shard, family=family)
         assert last is not None, "what was appended is read"
         if last.batch.id != batch.id:
             raise RefusedError(
