@@ -33,7 +33,7 @@ from typing import Final, TypeAlias
 
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.steps import SandboxSpec
-from fencepost.providers import bubblewrap, processes
+from fencepost.providers import bubblewrap, processes, witness
 from fencepost.providers.protocol import (
     LABEL_CREATE,
     LABEL_DEPLOYMENT,
@@ -101,7 +101,7 @@ class ProcessProvider:
         self._heartbeat_ms = heartbeat_ms
         for part in (_NEW, _TRASH, _SETTLED):
             (self._root / part).mkdir(mode=0o700, exist_ok=True)
-        self._witness = _root_identity(self._root)
+        self._witness = witness.minted(self._root / _WITNESS, digits=32)
         boot = _boot_id()
         self._boot = _digest(boot or "boot-unknown")[:8]
         self._wrap = bubblewrap.probe() if isolate else None
@@ -488,18 +488,6 @@ def _make_removable(remove: object, path: str, failure: object) -> None:
         os.chmod(path, 0o700)  # noqa: PTH101
         if callable(remove):
             remove(path)
-
-
-def _root_identity(root: Path) -> str:
-    """Reads the root's own id, minting it once: of two that try, the first one's stands."""
-    witness = root / _WITNESS
-    if not witness.exists():
-        mine = root / f"{_WITNESS}.{secrets.token_hex(4)}"
-        mine.write_text(secrets.token_hex(16) + "\n", encoding="ascii")
-        with contextlib.suppress(FileExistsError):
-            os.link(mine, witness)
-        mine.unlink()
-    return witness.read_text(encoding="ascii").strip()
 
 
 def _digest(text: str) -> str:

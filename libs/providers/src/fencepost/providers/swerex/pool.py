@@ -24,8 +24,10 @@ from typing import Any, Final
 
 import structlog
 from fencepost.core.errors import RefusedError
+from fencepost.providers import witness
 from fencepost.providers.swerex.server import Server
 
+_WITNESS: Final = ".fencepost-pool"
 _ASSIGNED: Final = ".assigned"
 _SETTLED: Final = ".settled"
 _LOCK: Final = ".lock"
@@ -93,21 +95,10 @@ class Pool:
         self._assigned_in = self._folder / _ASSIGNED
         self._assigned_in.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._deployment = deployment
-        self.identity: Final = self._identity()
+        self.identity: Final = witness.minted(self._folder / _WITNESS, digits=24)
         self._over: set[str] = set()
         self._servers = _by_place(load_pool(self._folder))
         self._complaint = ""
-
-    def _identity(self) -> str:
-        """Minted once for the folder; every gateway that shares it reads the same."""
-        witness = self._folder / ".fencepost-pool"
-        if not witness.exists():
-            mine = self._folder / f".fencepost-pool.{secrets.token_hex(4)}"
-            mine.write_text(secrets.token_hex(12), encoding="ascii")
-            with contextlib.suppress(FileExistsError):
-                os.link(mine, witness)
-            mine.unlink()
-        return witness.read_text(encoding="ascii")
 
     def servers(self) -> dict[str, Server]:
         """
