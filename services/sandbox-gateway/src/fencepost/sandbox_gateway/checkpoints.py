@@ -157,22 +157,12 @@ class Checkpoints:
                 del reported[:-REPORTED_MAX]
         except _FailedError as failure:
             self._metrics.checkpoints.labels(failure.reason).inc()
-            logger.warning(
-                "checkpoint_failed",
-                sandbox=order.sandbox,
-                checkpoint=order.checkpoint,
-                reason=failure.reason,
-                detail=failure.detail,
-            )
+            logger.warning("checkpoint_failed", **_told(failure, order))
             self._put_fact(
                 CheckpointFailed(
-                    sandbox=order.sandbox,
-                    gateway=self._gateway,
-                    session=order.session,
-                    epoch=order.epoch,
-                    checkpoint=order.checkpoint,
                     reason=_word(failure.reason, CheckpointReason, "io_error"),
                     detail=failure.detail[:1000],
+                    **self._about(order),
                 )
             )
             return
@@ -196,18 +186,14 @@ class Checkpoints:
         if head.skipped:
             logger.info("checkpoint_skipped", sandbox=order.sandbox, special_files=head.skipped)
         return Checkpointed(
-            sandbox=order.sandbox,
-            gateway=self._gateway,
-            session=order.session,
-            epoch=order.epoch,
             nonce=marked.nonce,
-            checkpoint=order.checkpoint,
             manifest=head.manifest,
             journal_seq=head.journal_seq,
             files=head.files,
             size_bytes=head.size,
             sent_bytes=taking.stored_bytes,
             reason=order.reason,
+            **self._about(order),
         )
 
     async def _base(self, order: CheckpointOrder) -> Tree | None:
@@ -236,39 +222,35 @@ class Checkpoints:
                     head = await _Giving(self._store, attachment, order).run()
         except _FailedError as failure:
             self._metrics.restores.labels(failure.reason).inc()
-            logger.warning(
-                "restore_failed",
-                sandbox=order.sandbox,
-                checkpoint=order.checkpoint,
-                reason=failure.reason,
-                detail=failure.detail,
-            )
+            logger.warning("restore_failed", **_told(failure, order))
             self._put_fact(
                 RestoreFailed(
-                    sandbox=order.sandbox,
-                    gateway=self._gateway,
-                    session=order.session,
-                    epoch=order.epoch,
-                    checkpoint=order.checkpoint,
                     reason=_word(failure.reason, RestoreReason, "io_error"),
                     detail=failure.detail[:1000],
+                    **self._about(order),
                 )
             )
             return
         self._metrics.restores.labels("restored").inc()
         self._put_fact(
             Restored(
-                sandbox=order.sandbox,
-                gateway=self._gateway,
-                session=order.session,
-                epoch=order.epoch,
-                checkpoint=order.checkpoint,
                 manifest=order.manifest,
                 journal_seq=head.journal_seq,
                 files=head.files,
                 size_bytes=head.size,
+                **self._about(order),
             )
         )
+
+    def _about(self, order: CheckpointOrder | RestoreOrder) -> dict[str, Any]:
+        """What a fact about an order repeats of it."""
+        return {
+            "sandbox": order.sandbox,
+            "gateway": self._gateway,
+            "session": order.session,
+            "epoch": order.epoch,
+            "checkpoint": order.checkpoint,
+        }
 
     # -- dropping ------------------------------------------------------------------------------
 
@@ -330,6 +312,15 @@ class Checkpoints:
         if known:
             del reported[: known[-1]]
         return [fact.manifest for fact in reported]
+
+
+def _told(failure: _FailedError, order: CheckpointOrder | RestoreOrder) -> dict[str, str]:
+    return {
+        "sandbox": order.sandbox,
+        "checkpoint": order.checkpoint,
+        "reason": failure.reason,
+        "detail": failure.detail,
+    }
 
 
 def _word(reason: str, known: Any, otherwise: Any) -> Any:
