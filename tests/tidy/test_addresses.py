@@ -13,7 +13,7 @@ FORBIDDEN = {
     "a scratch path": r"(?<![\w.}])/tmp/[v]\b",
     "a package host": r"\b(?:pypi\.org|pythonhosted\.org|test\.pypi|npmjs\.(?:org|com)|crates\.io/api)",
     "an image host": r"\b(?:ghcr\.io|quay\.io|gcr\.io|docker\.io/|registry-1\.)",
-    "an index setting": r"(?:--(?:extra-)?index-url|--find[-]links[= ]+https?|--trusted[-]host)\b",
+    "an index setting": r"(?:--(?:extra-)?index-url|--find[-]links[= ]+[a-z]+(?=:)|--trusted[-]host)\b",
     "a download address": r"https?://[^\s\"'<>)]+\.(?:whl|tar\.gz|tgz|zip|deb)\b",
 }
 PIN = re.compile(
@@ -42,6 +42,7 @@ def test_no_file_names(what: str) -> None:
         ("a package host", "https://py" + "pi.org/simple"),
         ("an image host", "image: gh" + "cr.io/x/y"),
         ("an index setting", "--index" + "-url https://example.invalid"),
+        ("an index setting", "--find" + "-links=https://example.invalid/wheels"),
         ("a download address", "https://example.invalid/a.wh" + "l"),
     ],
 )
