@@ -50,6 +50,7 @@ from fencepost.providers.protocol import (
     ProviderTraits,
     StopAnswer,
     Unknown,
+    stop_refusal,
 )
 from fencepost.providers.stream import SocketChannel
 
@@ -254,10 +255,8 @@ class ProcessProvider:
     # -- ending ---------------------------------------------------------------------------------
 
     async def stop(self, ref: Ref, expect_instance: str) -> StopAnswer:
-        if not self._is_ours(ref):
-            return StopAnswer(answer="unconfigured", detail="another authority")
-        if expect_instance == "" or expect_instance != ref.instance:
-            return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
+        if refusal := stop_refusal(ref, expect_instance, is_ours=self._is_ours(ref)):
+            return refusal
         try:
             answer = self._put_away(ref, expect_instance)
         except OSError as error:
@@ -424,8 +423,7 @@ class ProcessProvider:
 
     def _is_ours(self, ref: Ref) -> bool:
         return (
-            ref.provider == NAME
-            and ref.authority == self._traits.authority
+            self._traits.names(ref)
             and _NATIVE.fullmatch(ref.native_id) is not None
             and _INSTANCE.fullmatch(ref.instance) is not None
         )

@@ -201,6 +201,19 @@ class ProviderTraits:
     settles_creates: bool
     capabilities: Capabilities = field(default_factory=Capabilities)
 
+    def names(self, ref: Ref) -> bool:
+        """Whether this ref was given by this provider, at this authority."""
+        return ref.provider == self.name and ref.authority == self.authority
+
+
+def stop_refusal(ref: Ref, expect_instance: str, *, is_ours: bool) -> StopAnswer | None:
+    """What is wrong with a stop before anybody is asked (rule 1), or None."""
+    if not is_ours:
+        return StopAnswer(answer="unconfigured", detail="another authority")
+    if expect_instance == "" or expect_instance != ref.instance:
+        return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
+    return None
+
 
 class Provider(Protocol):
     @property

@@ -49,6 +49,7 @@ from fencepost.providers.protocol import (
     ProviderTraits,
     StopAnswer,
     Unknown,
+    stop_refusal,
 )
 
 _CALL_S: Final = 20.0
@@ -375,19 +376,13 @@ class DockerProvider:
         return Observation(state=seen.presence_of(ref), instance=seen.instance, detail=detail)
 
     def _is_ours(self, ref: Ref) -> bool:
-        return (
-            ref.provider == NAME
-            and ref.authority == self._traits.authority
-            and container.is_well_formed(ref)
-        )
+        return self._traits.names(ref) and container.is_well_formed(ref)
 
     # -- ending ---------------------------------------------------------------------------------
 
     async def stop(self, ref: Ref, expect_instance: str) -> StopAnswer:
-        if not self._is_ours(ref):
-            return StopAnswer(answer="unconfigured", detail="another authority")
-        if expect_instance == "" or expect_instance != ref.instance:
-            return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
+        if refusal := stop_refusal(ref, expect_instance, is_ours=self._is_ours(ref)):
+            return refusal
         try:
             seen = await self._inspect(ref.native_id)
             if seen is None:

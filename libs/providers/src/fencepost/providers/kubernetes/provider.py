@@ -49,6 +49,7 @@ from fencepost.providers.protocol import (
     ProviderTraits,
     StopAnswer,
     Unknown,
+    stop_refusal,
 )
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.stream import WsApiClient
@@ -292,7 +293,7 @@ class KubernetesProvider:
         return Page(items=tuple(items), complete=is_whole and not following, next_token=following)
 
     async def observe(self, ref: Ref) -> Observation:
-        if not self._is_ours(ref):
+        if not self._traits.names(ref):
             return Observation(state="unknown", detail="another authority")
         try:
             seen = await self._get(ref.native_id)
@@ -312,10 +313,8 @@ class KubernetesProvider:
     # -- ending ---------------------------------------------------------------------------------
 
     async def stop(self, ref: Ref, expect_instance: str) -> StopAnswer:
-        if not self._is_ours(ref):
-            return StopAnswer(answer="unconfigured", detail="another authority")
-        if expect_instance == "" or expect_instance != ref.instance:
-            return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
+        if refusal := stop_refusal(ref, expect_instance, is_ours=self._traits.names(ref)):
+            return refusal
         try:
             seen = await self._get(ref.native_id)
             if seen is None:
@@ -393,7 +392,7 @@ class KubernetesProvider:
 
     async def reclaim(self, ref: Ref) -> bool:
         """Removes the pod as an eviction without notice does."""
-        if not self._is_ours(ref):
+        if not self._traits.names(ref):
             return False
         with contextlib.suppress(ApiException, *_OTHERS):
             seen = await self._get(ref.native_id)
@@ -456,7 +455,7 @@ class KubernetesProvider:
 
     async def _running(self, ref: Ref) -> pods.Seen:
         """The pod of exactly this instance, running. Raises `ChannelRefusedError`."""
-        if not self._is_ours(ref):
+        if not self._traits.names(ref):
             raise ChannelRefusedError("another authority", "unknown")
         try:
             seen = await self._get(ref.native_id)
@@ -474,9 +473,6 @@ class KubernetesProvider:
         return Ref(
             authority=self._traits.authority, provider=NAME, native_id=name, instance=instance
         )
-
-    def _is_ours(self, ref: Ref) -> bool:
-        return ref.provider == NAME and ref.authority == self._traits.authority
 
 
 def _demand_named(found: Any, name: str) -> None:

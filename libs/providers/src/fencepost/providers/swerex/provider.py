@@ -45,6 +45,7 @@ from fencepost.providers.protocol import (
     StopAnswer,
     StopWord,
     Unknown,
+    stop_refusal,
 )
 from fencepost.providers.swerex.channel import PumpedChannel
 from fencepost.providers.swerex.pool import Pool
@@ -241,10 +242,8 @@ class SwerexProvider:
     # -- ending ---------------------------------------------------------------------------------
 
     async def stop(self, ref: Ref, expect_instance: str) -> StopAnswer:
-        if not self._is_ours(ref):
-            return StopAnswer(answer="unconfigured", detail="another authority")
-        if expect_instance == "" or expect_instance != ref.instance:
-            return StopAnswer(answer="refused", detail="a stop must name the ref's instance")
+        if refusal := stop_refusal(ref, expect_instance, is_ours=self._traits.names(ref)):
+            return refusal
         server = self._server_of(ref)
         if server is None:
             return StopAnswer(answer="unconfigured", detail="no such server in the pool")
@@ -363,11 +362,8 @@ class SwerexProvider:
     def _created(self, ref: Ref) -> Created:
         return Created(ref=ref, capabilities=self._traits.capabilities)
 
-    def _is_ours(self, ref: Ref) -> bool:
-        return ref.provider == NAME and ref.authority == self._traits.authority
-
     def _server_of(self, ref: Ref) -> Server | None:
-        if not self._is_ours(ref):
+        if not self._traits.names(ref):
             return None
         try:
             return self._pool.servers().get(ref.native_id)
