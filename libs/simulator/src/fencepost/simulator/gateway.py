@@ -27,6 +27,7 @@ from fencepost.core.sandbox.orders import (
     RestoreOrder,
     StopOrder,
 )
+from fencepost.core.sandbox.reported import Reported
 from fencepost.simulator.disks import Marker
 from fencepost.simulator.provider import (
     AUTHORITIES,
@@ -101,6 +102,7 @@ class Gateway(Process):
         self._minted = 0
         self._renewed_ms: int | None = None
         self._busy: dict[str, None] = {}
+        self._reported = Reported()
         self._facts: deque[facts.Fact] = deque()
         self._put_fact = put_fact
         self._say = say
@@ -114,6 +116,7 @@ class Gateway(Process):
         self.session = f"{self.name}-{self.sessions}"
         self.attached = {}
         self._busy = {}
+        self._reported = Reported()
         self._facts = deque()
         self._renewed_ms = None
         self.reaches = AUTHORITIES
@@ -281,7 +284,8 @@ class Gateway(Process):
             case CheckpointOrder() | RestoreOrder():
                 self._about_workspace(order)
             case PruneOrder():
-                self.provider.outside.store.prune(order.sandbox, order.keep)
+                keep = {*order.keep, *self._reported.unknown(order.sandbox, order.keep)}
+                self.provider.outside.store.prune(order.sandbox, keep, self.world.now_ms)
             case StopOrder():
                 about = order.create_id if order.ref is None else order.ref.instance
                 self._once(f"stop/{about}", lambda done: self._stop(order, done))
@@ -499,6 +503,10 @@ class Gateway(Process):
             return
         call: TakeCall | RestoreCall
         if isinstance(order, CheckpointOrder):
+            reported = self._reported.answer(order)
+            if reported is not None:
+                self.put(reported)
+                return
             call = TakeCall(order)
         else:
             found = self.provider.outside.store.get(order.namespace, order.manifest)
@@ -513,15 +521,16 @@ class Gateway(Process):
         self.after(delay_ms, self._to, attachment, toolhost, toolhost.store, call)
 
     def _put_about(self, kind: Any, order: CheckpointOrder | RestoreOrder, **more: Any) -> None:
-        self.put(
-            kind(
-                sandbox=order.sandbox,
-                gateway=self.session,
-                session=order.session,
-                epoch=order.epoch,
-                checkpoint=order.checkpoint,
-                **more,
-            )
+        self.put(self._about(kind, order, **more))
+
+    def _about(self, kind: Any, order: CheckpointOrder | RestoreOrder, **more: Any) -> Any:
+        return kind(
+            sandbox=order.sandbox,
+            gateway=self.session,
+            session=order.session,
+            epoch=order.epoch,
+            checkpoint=order.checkpoint,
+            **more,
         )
 
     def _said_taken(self, said: Taken) -> None:
@@ -532,16 +541,18 @@ class Gateway(Process):
         if self.world.hit("checkpoint_spoiled"):
             spoiled = "missing" if self.world.rng.random() < 0.5 else "corrupt"
         store = self.provider.outside.store
-        manifest = store.put(said.order.sandbox, said.workspace, spoiled=spoiled)
+        manifest = store.put(said.order.sandbox, said.workspace, self.world.now_ms, spoiled=spoiled)
         if self._crashes_here():
             return
-        self._put_about(
+        fact = self._about(
             facts.Checkpointed,
             said.order,
             nonce=said.nonce,
             manifest=manifest,
             journal_seq=said.journal_seq,
         )
+        self._reported.add(fact)
+        self.put(fact)
 
     def _said_put_back(self, said: PutBack) -> None:
         if said.reason:

@@ -7,7 +7,8 @@ holds of each step's effect travels with it, as the bytes do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from fencepost.core.steps import digest_of
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from fencepost.simulator.toolhost import Toolhost
 
 Spoiled: TypeAlias = Literal["", "missing", "corrupt"]
+
+YOUNG_MS: Final = 14_000
+"""Longer than any order is on its way here, as the real one is: one to drop that another session
+gets late knows nothing of what was stored meanwhile."""
 
 
 class Workspace(msgspec.Struct, frozen=True):
@@ -36,10 +41,14 @@ class Store:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Workspace] = {}
         self._spoiled: dict[tuple[str, str], Spoiled] = {}
+        self._stored_ms: dict[tuple[str, str], int] = {}
 
-    def put(self, namespace: str, workspace: Workspace, *, spoiled: Spoiled = "") -> str:
+    def put(
+        self, namespace: str, workspace: Workspace, now_ms: int, *, spoiled: Spoiled = ""
+    ) -> str:
         key = (namespace, workspace.manifest)
         self._kept[key] = workspace
+        self._stored_ms[key] = now_ms
         self._spoiled[key] = spoiled
         return workspace.manifest
 
@@ -54,9 +63,12 @@ class Store:
         """What was stored under that name, whatever became of it."""
         return self._kept.get((namespace, manifest))
 
-    def prune(self, namespace: str, keep: list[str]) -> None:
+    def prune(self, namespace: str, keep: Collection[str], now_ms: int) -> None:
+        """Drops all others that are not young; everything, where none is kept."""
+        before_ms = now_ms - YOUNG_MS if keep else now_ms
         for key in [k for k in self._kept if k[0] == namespace and k[1] not in keep]:
-            del self._kept[key], self._spoiled[key]
+            if self._stored_ms[key] <= before_ms:
+                del self._kept[key], self._spoiled[key], self._stored_ms[key]
 
 
 class TakeCall(NamedTuple):

@@ -25,6 +25,7 @@ import structlog
 from fencepost.core.errors import FencepostError, RefusedError, UnknownError
 from fencepost.core.facts import Checkpointed, CheckpointFailed, Fact, Restored, RestoreFailed
 from fencepost.core.sandbox.orders import CheckpointOrder, PruneOrder, RestoreOrder
+from fencepost.core.sandbox.reported import Reported
 from fencepost.runtime import crash
 from fencepost.runtime.chunks import ChunkStore
 from fencepost.runtime.metrics import GatewayMetrics
@@ -49,8 +50,6 @@ TRIES: Final = 3
 KEPT_CHUNKS_MAX: Final = 500_000
 """Digests of trees that are remembered between checkpoints, of all sandboxes together."""
 YOUNG_MS: Final = 10 * 60_000
-REPORTED_MAX: Final = 16
-"""Of one sandbox; more are taken only while the shard hears of none."""
 
 CheckpointReason = Literal[
     "no_space", "io_error", "unreachable", "busy", "unsupported", "too_large"
@@ -133,7 +132,7 @@ class Checkpoints:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._restore_slots = asyncio.Semaphore(AT_ONCE)
         self._locks: dict[str, asyncio.Lock] = {}
-        self._reported: dict[str, list[Checkpointed]] = {}
+        self._reported = Reported()
 
     def _lock(self, sandbox: str) -> asyncio.Lock:
         return self._locks.setdefault(sandbox, asyncio.Lock())
@@ -142,19 +141,17 @@ class Checkpoints:
 
     async def checkpoint(self, attachment: Attachment, order: CheckpointOrder) -> None:
         """Takes a checkpoint and reports it; a repeated order gets the same report."""
-        for fact in self._reported.get(order.sandbox, ()):
-            if (fact.checkpoint, fact.session) == (order.checkpoint, order.session):
-                self._put_fact(fact)
-                return
+        said = self._reported.answer(order)
+        if said is not None:
+            self._put_fact(said)
+            return
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._lock(order.sandbox))
                 await stack.enter_async_context(self._slots)
                 with self._metrics.checkpoint_seconds.time():
                     fact = await self._taken(attachment, order)
-                reported = self._reported.setdefault(order.sandbox, [])
-                reported.append(fact)
-                del reported[:-REPORTED_MAX]
+                self._reported.add(fact)
         except _FailedError as failure:
             self._metrics.checkpoints.labels(failure.reason).inc()
             logger.warning("checkpoint_failed", **_told(failure, order))
@@ -275,11 +272,10 @@ class Checkpoints:
         # nothing that was reported of it can count any more.
         is_gone = not order.keep
         if is_gone:
-            self._reported.pop(order.sandbox, None)
             self._trees.drop(order.sandbox)
         reached: set[bytes] = set()
         named: dict[bytes, Named] = {}  # pages that several of them share are read once
-        for manifest in {*order.keep, *self._still_unknown(order)}:
+        for manifest in {*order.keep, *self._reported.unknown(order.sandbox, order.keep)}:
             tree = self._trees.get(order.sandbox, manifest)
             if tree is None:
                 tree = await manifests.read(self._store, order.sandbox, manifest, known=named)
@@ -300,18 +296,6 @@ class Checkpoints:
             await self._store.delete(order.sandbox, name)
             dropped += 1
         return dropped
-
-    def _still_unknown(self, order: PruneOrder) -> list[str]:
-        """
-        What this session reported since the newest checkpoint that the order knows.
-
-        The order may have been decided before the shard heard of them.
-        """
-        reported = self._reported.get(order.sandbox, [])
-        known = [at for at, fact in enumerate(reported) if fact.manifest in order.keep]
-        if known:
-            del reported[: known[-1]]
-        return [fact.manifest for fact in reported]
 
 
 def _told(failure: _FailedError, order: CheckpointOrder | RestoreOrder) -> dict[str, str]:
