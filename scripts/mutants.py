@@ -80,7 +80,7 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
         "finished is None",
     ),
     ("outcomes.py", 'case "refused" if got.reason == "too_old":', 'case "refused" if False:'),
-    ("outcomes.py", 'undone = got.reason == "rolled_back"', "undone = False"),
+    ("outcomes.py", 'undone = got.reason in ("rolled_back", "undone")', "undone = False"),
     ("outcomes.py", "of = got.of if got.of.startswith", "of = step.attempt if got.of.startswith"),
     ("outcomes.py", 'got.of.startswith(f"{got.step}.")', "got.of"),
     (

@@ -368,7 +368,9 @@ class World:
         if known.state == "":
             known.revoked = True
             last = disk.records.get(disk.last.get(order.step, ""))
-            if last is not None and last.direction == "apply" and last.state:
+            if last is not None and last.direction == "undo":
+                return self._say(disk, order, "revoked", reason="undone")
+            if last is not None and last.state:
                 known = last
         if known.state == "broken":
             return self._say(disk, order, "indeterminate", reason="broken")

@@ -42,6 +42,18 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
     # What was sent again after a loss named the wrong message before it: another one of the same
     # batch was passed over for good.
     "what was sent again broke its chain": (19, "break the chain of what is sent again"),
+    # A carried attempt was undone and its epoch closed at that instant: asked anew, the journal said
+    # that the attempt never began, and the step ended as never applied.
+    "what was undone was called never applied": (
+        103780,
+        "call a carried attempt that was undone one that never began",
+    ),
+    # An operator's word on a recovery came while no session was attached; it was refused, and
+    # nobody said it again.
+    "a recovery waited for an operator for ever": (
+        356,
+        "ask an operator once, whoever was not there to hear it",
+    ),
     # A create whose gateway fell silent was asked of one that creates at another authority.
     "one create id was asked for at two authorities": (
         22,

@@ -108,7 +108,8 @@ def test_a_fence_that_the_journal_forgot_is_indeterminate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "evidence"), [("never_began", "never_applied"), ("rolled_back", "undone")]
+    ("reason", "evidence"),
+    [("never_began", "never_applied"), ("rolled_back", "undone"), ("undone", "undone")],
 )
 def test_s203_a_revocation_in_the_journal_ends_the_attempt(reason: str, evidence: str) -> None:
     bench = in_phase("revoke")

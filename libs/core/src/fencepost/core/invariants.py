@@ -621,7 +621,8 @@ class ShardAuditor:
             # On a live epoch a dispatch may only be late: the journal must hold the revocation.
             "never_applied": not fenced or step.revoked != "" or step.direction == "undo",
             "lost_with_epoch": fenced and (step.epoch != sandbox.epoch or not sandbox.open),
-            "undone": fenced and (step.direction == "undo" or step.revoked == "rolled_back"),
+            "undone": fenced
+            and (step.direction == "undo" or step.revoked in ("rolled_back", "undone")),
             "carried": fenced and moved and not entry.final,
         }.get(entry.evidence, False)
         self._need(

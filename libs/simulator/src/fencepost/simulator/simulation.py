@@ -123,6 +123,7 @@ class Simulation:
             dag_log=self.dag_log,
         )
         self.auditor.on_entry.setdefault("recovery_stopped", []).append(self._recovery_stopped)
+        self.auditor.on_entry.setdefault("refused", []).append(self._refused)
         self.settled_ms = 0
         self._recoveries = 0
         self._subjects: dict[str, None] = {}
@@ -392,6 +393,12 @@ class Simulation:
         self._recoveries += 1
         delay_ms = self.world.between(100, 3_000)
         self.world.after(delay_ms, self.workload.recover, view.name, self._recoveries)
+
+    def _refused(self, view: SandboxView, entry: dict[str, Any]) -> None:
+        """An operator whose word came while no session was attached gives it once more."""
+        again = (entry["command"], entry["reason"]) == ("recover", "no_live_epoch")
+        if again and not view.releasing:
+            self._recovery_stopped(view, entry)
 
     def _judge_bounds(self) -> None:
         """Once it is calm, a cancel is answered at its bound, whatever is outstanding."""

@@ -203,7 +203,10 @@ class Toolhost(Process):
             self.observer.wrote(self, record.step)
         record.state = "rolled"
         if contents.steps.get(record.step) == record.key:
-            del contents.steps[record.step]
+            if is_undo and record.of in contents.journal:
+                contents.steps[record.step] = record.of
+            else:
+                del contents.steps[record.step]
 
     def _drop_lock(self) -> None:
         disk = self.disk
@@ -611,7 +614,7 @@ class Toolhost(Process):
         if self.world.hit("toolhost_crash_at_point"):
             self._crash("before_revoked")
             return
-        older = self.carried_into(call, own)
+        older, undone = self.carried_into(call, own)
         if own is None:
             own = contents.record(
                 fence.attempt, attempt=fence.attempt, direction="apply", step=call.step, no=fence.no
@@ -626,18 +629,22 @@ class Toolhost(Process):
             said = self._receipt(call, "already_done", marker, marker, of=older.attempt)
             self._say("receipt", said)
         else:
-            reason = "rolled_back" if own.state == "rolled" else "never_began"
-            self._refuse(call, "revoked", reason)
+            rolled = "rolled_back" if own.state == "rolled" else "never_began"
+            self._refuse(call, "revoked", "undone" if undone else rolled)
 
-    def carried_into(self, call: Dispatch, own: Record | None) -> Record | None:
-        """The older attempt of this step that is on this disk, where this one never began."""
+    def carried_into(self, call: Dispatch, own: Record | None) -> tuple[Record | None, bool]:
+        """The older attempt of this step that is on this disk; whether one was and is undone."""
         contents = self.contents
         if own is not None and own.state in ("done", "broken", "rolled"):
-            return None
+            return None, False
         last = contents.journal.get(contents.steps.get(call.step, ""))
-        if last is None or last.direction == "undo" or last.state not in ("done", "broken"):
-            return None
-        return last
+        if last is None or last.state not in ("done", "broken"):
+            return None, False
+        if last.direction != "undo":
+            return last, False
+        if last.state == "done" and last.receipt is not None and last.receipt.outcome == "ok":
+            return None, True
+        return contents.journal[last.of], False
 
     def _revoke_meanwhile(self, run: Run, call: Dispatch) -> None:
         """Under our own running tool: kills it when it is the one that is revoked."""

@@ -768,7 +768,10 @@ class Journal:
             if kind == "broken":
                 self.steps[entry.step] = entry.key
             elif self.steps.get(entry.step) == entry.key:
-                del self.steps[entry.step]
+                if entry.direction == "undo" and entry.of in self.entries:
+                    self.steps[entry.step] = entry.of  # what was to be undone stands again
+                else:
+                    del self.steps[entry.step]
 
     def append(self, record, long=b"", owe=False):
         """
@@ -4728,7 +4731,7 @@ class Toolhost:
             return
         elif entry.state == "broken":
             raise Indeterminate("broken", "it began and left no record")
-        older = self.carried_into(call, entry)
+        older, undone = self.carried_into(call, entry)
         if entry is None or not entry.revoked:
             record = record_of("revoked", call if entry is None else entry)
             if entry is None:
@@ -4745,23 +4748,32 @@ class Toolhost:
             self.answer(call, "already_done", marker, result=first, of=older.attempt)
             return
         rolled = entry is not None and entry.state == "rolled"
-        self.answer(call, "revoked", marker, reason="rolled_back" if rolled else "never_began")
+        reason = "undone" if undone else "rolled_back" if rolled else "never_began"
+        self.answer(call, "revoked", marker, reason=reason)
 
     def carried_into(self, call, entry):
         """
-        The older attempt of this step that is on this disk, where this one never began.
+        The older attempt of this step that is on this disk, and whether one was and is undone.
 
         The ledger carried it into this attempt, so "never began" would deny its effect.
         """
         if entry is not None and entry.state in ("done", "broken", "rolled"):
-            return None
+            return None, False
         last = self.journal.last_of(call.step)
         if last is not None and last.state == "open":
             self.revoke_running(last)
             last = self.journal.last_of(call.step)
-        if last is None or last.direction == "undo" or last.state not in ("done", "broken"):
-            return None
-        return last
+        if last is None or last.state not in ("done", "broken"):
+            return None, False
+        if last.direction != "undo":
+            return last, False
+        if last.state == "done" and last.good:
+            return None, True
+        # The undo failed, or left no record: what it was to take back may stand.
+        older = self.journal.entries.get(last.of)
+        if older is None:
+            raise Refusal("too_old", "%s is not among the remembered records" % clean(last.of))
+        return older, False
 
     def revoke_running(self, entry):
         """Only our own command can be open while we hold the lock: ends it and waits."""

@@ -170,7 +170,7 @@ def _revoked(
 ) -> list[e.SandboxEntry]:
     match got.verdict:
         case "revoked":
-            undone = got.reason == "rolled_back"
+            undone = got.reason in ("rolled_back", "undone")
             entries: list[e.SandboxEntry] = [
                 e.Revoked(
                     sandbox=sandbox.id,
