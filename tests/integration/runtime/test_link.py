@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from pathlib import Path
 
+import certifi
 import pytest
-from fencepost.client.embedded import NatsServer
-from fencepost.core.errors import UnknownError
+from fencepost.client.embedded import NatsServer, nats_binary
+from fencepost.client.processes import Child, free_port
+from fencepost.core.errors import RefusedError, UnknownError
+from fencepost.runtime.access import Access
 from fencepost.runtime.link import Link
 
 from tests.contracts import until
@@ -18,6 +23,14 @@ authorization {
     publish: { allow: ["allowed.>", "_INBOX.>"] }, subscribe: { allow: [">"] } } } ]
 }
 """
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 async def test_a_denied_publish_is_heard_of(tmp_path: Path) -> None:
@@ -35,6 +48,51 @@ async def test_a_denied_publish_is_heard_of(tmp_path: Path) -> None:
         await link.close()
     finally:
         await server.stop()
+
+
+async def test_nothing_is_said_in_the_open_where_encryption_was_asked_for(tmp_path: Path) -> None:
+    server = await NatsServer.start(tmp_path / "nats", sync_always=False, extra_config=DENYING)
+    authority = ssl.get_default_verify_paths().cafile or certifi.where()
+    try:
+        address = f"127.0.0.1:{server.port}"
+        for url, access in (
+            (f"tls://u:p@{address}", None),
+            (f"nats://u:p@{address}", Access(ca=authority)),
+            (f"nats://{address}", Access(user="u", password="p", ca=authority)),
+        ):
+            async with asyncio.timeout(60):
+                with pytest.raises(RefusedError, match="TLS expected"):
+                    await Link.connect(url, name="test", access=access)
+        link = await Link.connect(f"nats://u:p@{address}", name="test")
+        assert link.is_connected, "the control"
+        await link.close()
+    finally:
+        await server.stop()
+    assert "authentication error" not in (tmp_path / "nats" / "nats.log").read_text()
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
+async def test_a_user_in_the_address_and_several_servers_and_ipv6(tmp_path: Path) -> None:
+    port = free_port()
+    config = tmp_path / "nats.conf"
+    config.write_text(
+        f'listen: "[::1]:{port}"\nauthorization {{ user: "a@b", password: "p,:/ %" }}\n'
+    )
+    server = Child.start("nats-server", [nats_binary(), "-c", config], log=tmp_path / "nats.log")
+    nobody = f"127.0.0.1:{free_port()}"
+    user = "a%40b:p%2C%3A%2F%20%25"
+    try:
+        for url in (f"nats://{user}@[::1]:{port}", f"{nobody},nats://{user}@[::1]:{port}"):
+            async with asyncio.timeout(60):
+                link = await Link.connect(url, name="test")
+            assert link.user == "a@b"
+            await link.close()
+        async with asyncio.timeout(60):
+            with pytest.raises(RefusedError, match="does not take a@b") as raised:
+                await Link.connect(f"nats://a%40b:wrong@[::1]:{port}", name="test")
+        assert "wrong" not in str(raised.value)
+    finally:
+        await server.stop(grace_s=10)
 
 
 async def test_a_raising_handler_does_not_end_the_connection(tmp_path: Path) -> None:

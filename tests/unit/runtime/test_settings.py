@@ -43,3 +43,66 @@ def test_a_short_receipt_key_is_refused_and_none_is_shown(monkeypatch: pytest.Mo
     assert "short-secret" not in str(refused.value)
     monkeypatch.setenv("FENCEPOST_RECEIPT_KEY", "a longer secret!")
     assert settings.load(settings.Settings).key() == b"a longer secret!"
+
+
+TEXTS = [name for name in settings.Settings.model_fields if name != "receipt_key"]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "value", ["a\x07", "\udcff", "x" * 5_000], ids=["control", "not UTF-8", "endless"]
+)
+def test_what_no_setting_takes(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    variable = f"FENCEPOST_{name.upper()}"
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(RefusedError, match=f"^{variable}: "):
+        settings.load(settings.Settings)
+
+
+NUMBERS = ["shards", "replicas", "http_port", "heartbeat_ms", "lease_ms", "drain_s"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["", "nan", "inf", "-inf", "-1", "1e400", str(2**63), "x"])
+def test_what_no_number_is(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    variable = f"FENCEPOST_{name.upper()}"
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(RefusedError, match=f"^{variable}: "):
+        settings.load(settings.Settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nats_url", ""),
+        ("nats_url", "ws://a"),
+        ("data", ""),
+        ("http_host", "a b"),
+        ("http_host", "[::1]"),
+        ("postgres_dsn", "mysql://a"),
+        ("postgres_dsn", "postgresql://u:s3cret@a:0/b"),
+        ("postgres_dsn", "host=a password=s3cret"),
+    ],
+)
+def test_wrong_addresses(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    variable = f"FENCEPOST_{name.upper()}"
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(RefusedError, match=f"^{variable}: expected ") as refused:
+        settings.load(settings.Settings)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nats_url", "tls://u:p@[::1]:4222,b"),
+        ("http_host", "::"),
+        ("http_host", "tracker.example"),
+        ("postgres_dsn", "postgresql://u:p@a:5432,b:5433/c"),
+        ("postgres_dsn", "postgresql:///c?host=/run/postgresql"),
+        ("receipt_key", "a longer secret!\n"),
+    ],
+)
+def test_right_ones_are_taken(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"FENCEPOST_{name.upper()}", value)
+    settings.load(settings.Settings)

@@ -9,14 +9,22 @@ JWT, or an nkey seed.
 from __future__ import annotations
 
 import importlib.util
+import re
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fencepost.core.errors import RefusedError
 
 _EXPECTED = 'JSON {"user": "…", "password": "…"}, a NATS credentials file, or an nkey seed'
+
+_BYTES_MAX: Final = 64 * 1024
+"""More is no credentials file, whatever it is."""
+
+# As the client library reads them: the one line after the heading, its end cut off.
+_JWT: Final = re.compile(r"BEGIN NATS USER JWT-*\n[\w-]+\.[\w-]+\.[\w-]+\n")
+_SEED: Final = re.compile(r"BEGIN USER NKEY SEED-*\n(SU[A-Z2-7]{56})\n")
 
 
 class _UserFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,11 +36,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """
     What a connection is made with; everything empty is a connection without a user.
 
-    `creds` and `seed` are paths. The password is nowhere shown.
+    `creds` and `seed` are paths. Neither the password nor the token is shown anywhere.
     """
 
     user: str = ""
     password: str = ""
+    token: str = ""
     creds: str = ""
     seed: str = ""
     ca: str = ""
@@ -45,7 +54,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def who(self) -> str:
         """Whom the server is told, for messages."""
-        return self.user or self.creds or self.seed or "nobody"
+        return self.user or self.creds or self.seed or ("a token" if self.token else "nobody")
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether a certificate was named: then nothing is said to a server without one."""
+        return bool(self.ca or self.cert)
 
     def tls(self) -> ssl.SSLContext | None:
         """
@@ -76,12 +90,14 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, Any] = {}
         if self.user:
             found |= {"user": self.user, "password": self.password}
+        if self.token:
+            found["token"] = self.token
         if self.creds:
             found["user_credentials"] = self.creds
         if self.seed:
             found["nkeys_seed"] = self.seed
         if self.creds or self.seed:
-            _require_nkeys()
+            _require_seed(self.creds or self.seed)
         context = self.tls()
         if context is not None:
             found["tls"] = context
@@ -100,14 +116,14 @@ def read(credentials: str = "", *, ca: str = "", cert: str = "", key: str = "") 
     if not credentials:
         return Access(**tls)
     path = _there("nats_credentials", credentials)
-    try:
-        text = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable("nats_credentials", path, str(error)) from error
+    text = _text(path)
     if "BEGIN NATS USER JWT" in text:
-        return Access(creds=path, **tls)
-    if text.startswith("SU") and text.isalnum():
+        return Access(creds=_whole(path, text), **tls)
+    text = text.strip()
+    if re.fullmatch("SU[A-Z2-7]{56}", text):
         return Access(seed=path, **tls)
+    if re.fullmatch("S[A-Z2-7]{57}", text):
+        raise _unusable("nats_credentials", path, "the seed is of another kind than a user's (SU…)")
     try:
         found = msgspec.json.decode(text, type=_UserFile)
     except msgspec.MsgspecError as error:
@@ -115,6 +131,28 @@ def read(credentials: str = "", *, ca: str = "", cert: str = "", key: str = "") 
     if not found.user or not found.password:
         raise _unusable("nats_credentials", path, "user and password must not be empty")
     return Access(user=found.user, password=found.password, **tls)
+
+
+def _text(path: str) -> str:
+    try:
+        if Path(path).stat().st_size > _BYTES_MAX:
+            raise _unusable("nats_credentials", path, f"expected {_EXPECTED}; it is too large")
+        return Path(path).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise _unusable("nats_credentials", path, why) from error
+
+
+def _whole(path: str, text: str) -> str:
+    """The path of a credentials file that has both its halves, as they are read later."""
+    for pattern, what in ((_JWT, "a user's JWT"), (_SEED, "a user's seed (SU…)")):
+        if pattern.search(text) is None:
+            raise _unusable(
+                "nats_credentials",
+                path,
+                f"expected {what} on the line below its heading, and lines that end with \\n alone",
+            )
+    return path
 
 
 def _there(field: str, path: str) -> str:
@@ -128,10 +166,24 @@ def _unusable(field: str, path: str, why: str) -> RefusedError:
     return RefusedError("bad_setting", f"{name}: {path or 'empty'}: {why}", field=field)
 
 
-def _require_nkeys() -> None:
+def _require_seed(path: str) -> None:
+    """Raises where a seed cannot be used: its check sum is wrong, or the library is not there."""
     if importlib.util.find_spec("nkeys") is None:
         raise RefusedError(
             "bad_setting",
-            "FENCEPOST_NATS_CREDENTIALS: JWTs and nkeys need the package nkeys (nats-py[nkeys])",
+            "FENCEPOST_NATS_CREDENTIALS: JWTs and nkeys need the package nkeys"
+            " (fencepost-runtime[nkeys])",
             field="nats_credentials",
         )
+    import nkeys
+
+    text = _text(path)
+    found = _SEED.search(text)
+    seed = (found.group(1) if found else text.strip()).encode()
+    try:
+        prefix, raw = nkeys.decode_seed(seed)
+        is_whole = nkeys.encode_seed(raw, prefix) == seed
+    except (nkeys.NkeysError, ValueError):
+        is_whole = False
+    if not is_whole:
+        raise _unusable("nats_credentials", path, "the seed is damaged: its check sum is wrong")

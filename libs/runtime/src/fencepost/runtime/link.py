@@ -27,7 +27,9 @@ import structlog
 from fencepost.contracts import grants
 from fencepost.contracts.authorization import API_IN_ROLE
 from fencepost.core.errors import RefusedError, UnknownError
+from fencepost.runtime import address
 from fencepost.runtime.access import Access
+from fencepost.runtime.address import Address
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -74,6 +76,27 @@ class _Sink:
         except Exception:
             # A raising sink would end the connection's read loop, and with it everything else.
             logger.exception("message_handler_failed", subject=msg.subject)
+
+
+class _Client(Client):
+    """
+    Says nothing to a server that does not encrypt, where the caller said that it must.
+
+    The client library goes on in the open then: whoever stands in between would be told the
+    password, and have everything that is said.
+    """
+
+    def __init__(self, *, must_encrypt: bool) -> None:
+        super().__init__()
+        self._must_encrypt = must_encrypt
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._must_encrypt and not info.get("tls_required"):
+            raise NatsError(_IN_THE_OPEN)
+        await super()._process_info(info, initial_connection)
+
+
+_IN_THE_OPEN: Final = "nats: TLS expected, and the server does not offer it"
 
 
 class DeniedError(UnknownError):
@@ -124,13 +147,15 @@ class Link:
         """
         Connects, and keeps reconnecting for ever.
 
+        `url` is as `runtime.address` reads it; a user that it names goes before `access`'s.
         `on_denied` hears of every publish or subscription that the server's permissions refuse:
         the client library raises nothing there. Raises `RefusedError` when the server does not
-        take the credentials.
+        take the credentials, and for an address that is none.
         """
-        nc = Client()
+        where = address.require("nats_url", url)
+        access = where.whom(access or Access())
+        nc = _Client(must_encrypt=where.is_encrypted or access.is_encrypted)
         link = cls(nc)
-        access = access or Access()
         link.user = access.user
         welcome: asyncio.Future[str] = link._loop.create_future()
 
@@ -158,7 +183,7 @@ class Link:
         options |= access.options()
         connecting = asyncio.ensure_future(
             nc.connect(
-                servers=[part.strip() for part in url.split(",")],
+                servers=where.urls,
                 name=name,
                 error_cb=errored,
                 disconnected_cb=disconnected,
@@ -171,7 +196,7 @@ class Link:
                 **options,
             )
         )
-        await _until_welcome(connecting, welcome, url, access)
+        await _until_welcome(connecting, welcome, where, access)
         missing = [attribute for attribute in _PRIVATE if not hasattr(nc, attribute)]
         if missing:
             await nc.close()
@@ -428,7 +453,7 @@ def _is_unwelcome(error: Exception) -> bool:
 
 
 async def _until_welcome(
-    connecting: asyncio.Future[None], welcome: asyncio.Future[str], url: str, access: Access
+    connecting: asyncio.Future[None], welcome: asyncio.Future[str], where: Address, access: Access
 ) -> None:
     """
     Waits for the first connection. Raises `RefusedError` when it is refused.
@@ -443,7 +468,7 @@ async def _until_welcome(
             return
         raise RefusedError(
             "credentials_refused",
-            f"NATS at {url.rpartition('@')[2]} does not take {access.who}: {welcome.result()}"
+            f"NATS at {where.shown} does not take {access.who}: {welcome.result()}"
             " (FENCEPOST_NATS_CREDENTIALS, FENCEPOST_NATS_CA, FENCEPOST_NATS_CERT)",
             field="nats_credentials",
         )

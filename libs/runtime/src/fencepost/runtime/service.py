@@ -21,7 +21,13 @@ import structlog
 import uvicorn
 from faststream.asgi import AsgiFastStream, AsgiResponse, AsyncAPIRoute, get
 from faststream.nats import NatsBroker
-from faststream.nats.security import NatsCredentials, NatsNKey, NatsSecurity, NatsUserPassword
+from faststream.nats.security import (
+    NatsCredentials,
+    NatsNKey,
+    NatsSecurity,
+    NatsToken,
+    NatsUserPassword,
+)
 from faststream.security import BaseSecurity
 from faststream.specification import AsyncAPI
 from fencepost.core.errors import FencepostError
@@ -120,13 +126,14 @@ class Service:
         self._ready = ready
         self._lacks = lacks
         self._failed: FencepostError | None = None
+        where = settings.address()
         self.broker = _Broker(
-            [part.strip() for part in settings.nats_url.split(",")],
+            where.urls,
             name=f"fencepost-{name}-control",
             max_reconnect_attempts=-1,
             reconnect_time_wait=1,
             logger=None,
-            security=_security(settings.access()),
+            security=_security(where.whom(settings.access())),
         )
         if describe is not None:
             describe(self.broker)
@@ -241,6 +248,8 @@ def _security(access: Access) -> BaseSecurity:
         return NatsNKey.from_file(access.seed, ssl_context=context)
     if access.user:
         return NatsUserPassword(access.user, access.password, ssl_context=context)
+    if access.token:
+        return NatsToken(access.token, ssl_context=context)
     return NatsSecurity(ssl_context=context)
 
 
