@@ -44,6 +44,7 @@ class GatewaySettings(settings.Settings):
     `docker_network` is the network of sandboxes that ask for one.
     `kubernetes_cluster`: the cluster's name for ever, alike for all gateways of the same pods;
     empty: not offered. `kubernetes_config`: a kubeconfig file; without one, the pod's own account.
+    `kubernetes_grace_s`: what a pod is given to be saved in when others than ourselves end it.
     `allow_faults` lets anybody who may publish reclaim sandboxes: for demonstrations and tests.
     `checkpoint_store` keeps the chunks of checkpoints, the same for all gateways: `jetstream:`,
     `file:///<folder>` or `s3://<bucket>/<prefix>?endpoint=<url>` with S3's usual environment.
@@ -63,6 +64,7 @@ class GatewaySettings(settings.Settings):
     kubernetes_namespace: str = Field(default="fencepost-sandboxes", pattern=r"^[a-z0-9-]{1,63}\z")
     kubernetes_image: str = "python:3.13-slim"
     kubernetes_runtime_class: str = ""
+    kubernetes_grace_s: int = Field(default=30, ge=1, le=3600)
     allow_faults: bool = False
 
 
