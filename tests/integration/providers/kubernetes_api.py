@@ -50,6 +50,7 @@ class KubernetesApi:
         self.starts_pods = True
         self.keeps_stopped = False
         self.requests: list[str] = []
+        self.graces: list[int | None] = []
         self.tokens: dict[str, list[str]] = {}
         self._versions = itertools.count(1)
         self._running: dict[str, set[asyncio.subprocess.Process]] = {}
@@ -140,6 +141,19 @@ class KubernetesApi:
         ended = {"terminated": {"exitCode": 137, "reason": "Error"}}
         self._set(name, "Failed", ended, reason="Evicted", message="The node was low on memory")
 
+    def begin_eviction(self, name: str) -> None:
+        """What a drain or the eviction API does: the pod runs on for its grace; end it after."""
+        pod = self.pods[name]
+        grace_s = pod["spec"]["terminationGracePeriodSeconds"]
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+        pod["metadata"]["deletionGracePeriodSeconds"] = grace_s
+        self.condemn(name, "EvictionByEvictionAPI")
+
+    def condemn(self, name: str, reason: str) -> None:
+        """A condition that says that a disruption is to come."""
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+        self.pods[name]["status"]["conditions"] = [condition]
+
     def lose_node(self, name: str) -> None:
         """The node is not heard of: the phase is written by a controller, not by its kubelet."""
         self.pods[name]["status"]["phase"] = "Failed"
@@ -165,6 +179,7 @@ class KubernetesApi:
     async def _delete_pod(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         options = await request.json() if request.can_read_body else {}
+        self.graces.append(options.get("gracePeriodSeconds"))
         pod = self.pods.get(name)
         if pod is None:
             return failure(404, "NotFound", "pods", name)

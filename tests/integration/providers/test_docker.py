@@ -86,6 +86,9 @@ class _Behind:
     async def restart(self, ref: Ref) -> None:
         await self._docker("restart", "-t", "0", ref.native_id)
 
+    async def tell_to_end(self, ref: Ref) -> None:
+        await self._docker("kill", "--signal", "TERM", ref.native_id)
+
     async def remove(self, ref: Ref) -> None:
         await self._docker("rm", "-fv", ref.native_id)
 

@@ -60,9 +60,18 @@ async def provider(api: KubernetesApi) -> AsyncIterator[KubernetesProvider]:
 
 
 class TestKubernetesProvider(ProviderContract):
+    starts_after_notice = False
+
+    @pytest.fixture(autouse=True)
+    def _announces(self, api: KubernetesApi) -> None:
+        self._api = api
+
     @pytest.fixture
     def provider(self, provider: KubernetesProvider) -> Provider:
         return provider
+
+    async def announce(self, provider: Provider, ref: Ref) -> None:
+        self._api.begin_eviction(ref.native_id)
 
 
 async def stopped_is(provider: KubernetesProvider, ref: Ref, state: str) -> bool:
@@ -361,6 +370,7 @@ def test_the_pod_is_confined() -> None:
         deployment="local",
         image="python:3.11",
         runtime_class="gvisor",
+        grace_s=30,
     )
     spec = pod["spec"]
     assert spec["restartPolicy"] == "Never"
@@ -479,3 +489,41 @@ async def test_a_success_that_is_no_such_object_proves_and_raises_nothing(
     assert raised.value.observed == "unknown"
     api.fault = lambda _request: None
     assert (await provider.observe(ref)).state == "present", "the control"
+
+
+async def test_a_disruption_that_is_to_come_is_announced_and_one_that_is_over_is_not(
+    provider: KubernetesProvider, api: KubernetesApi
+) -> None:
+    ref, other = await made(provider), await made(provider, "acq-2")
+    api.condemn(ref.native_id, "PreemptionByScheduler")
+    (said,) = await provider.notices([ref, other])
+    assert (said.ref, said.grace_ms) == (ref, 0)
+    assert (await provider.observe(ref)).state == "present"
+    api.begin_eviction(other.native_id)
+    notices = {notice.ref: notice.grace_ms for notice in await provider.notices([ref, other])}
+    assert notices == {ref: 0, other: 30_000}
+    await api.evict(ref.native_id)  # it has ended: there is nothing to save any more
+    assert [notice.ref for notice in await provider.notices([ref, other])] == [other]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"items": [{}]}', b'{"items": [null]}'])
+async def test_what_is_no_list_of_pods_announces_nothing(
+    provider: KubernetesProvider, api: KubernetesApi, body: bytes
+) -> None:
+    ref = await made(provider)
+    api.begin_eviction(ref.native_id)
+    assert await provider.notices([ref])
+    api.fault = lambda _request: web.Response(body=body, content_type="application/json")
+    assert list(await provider.notices([ref])) == []
+    api.fault = lambda _request: failure(403, "Forbidden")
+    assert list(await provider.notices([ref])) == []
+
+
+async def test_what_is_stopped_by_us_is_given_little_time(
+    provider: KubernetesProvider, api: KubernetesApi
+) -> None:
+    """Nothing on it is to be saved; the grace of others' deletions is the pod's own."""
+    ref = await made(provider)
+    assert api.pods[ref.native_id]["spec"]["terminationGracePeriodSeconds"] == 30
+    await provider.stop(ref, ref.instance)
+    assert api.graces == [1]

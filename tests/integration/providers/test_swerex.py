@@ -81,6 +81,11 @@ async def provider(tmp_path: Path, servers: list[SwerexServer]) -> AsyncIterator
 
 
 class TestSwerexProvider(ProviderContract):
+    async def announce(self, provider: SwerexProvider, ref: Ref) -> None:
+        server = provider._server_of(ref)
+        assert server is not None
+        (provider._pool._folder / f"{server.name}.going").write_text("60")
+
     @pytest.fixture
     def provider(self, provider: SwerexProvider) -> Provider:
         return provider
@@ -422,3 +427,16 @@ def test_a_wrong_pool_entry_is_refused_by_name(tmp_path: Path, text: str, field:
 def test_a_token_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "token": "secret"}))
     assert "secret" not in repr(load_pool(tmp_path))
+
+
+async def test_no_sandbox_is_begun_on_a_server_that_is_going(
+    provider: SwerexProvider, servers: list[SwerexServer]
+) -> None:
+    pool = provider._pool._folder
+    (pool / "left.going").write_text("")
+    ref = await made(provider, "one")
+    assert ref.native_id == at(servers[1])
+    assert isinstance(await provider.create("two", SPEC, LABELS), CreateRefused)
+    assert await made(provider, "one") == ref, "what is there stays"
+    (pool / "left.going").unlink()
+    assert (await made(provider, "two")).native_id == at(servers[0])

@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import httpx
@@ -27,6 +27,7 @@ from fencepost.providers.protocol import (
     CreateAnswer,
     Created,
     FindAnswer,
+    Notice,
     Observation,
     Page,
     ProviderTraits,
@@ -175,6 +176,9 @@ class HttpProvider:
 
     async def settle(self, create_id: str) -> bool:
         return await self._runtime.settle(create_id)
+
+    async def notices(self, refs: Collection[Ref]) -> Sequence[Notice]:
+        return await self._runtime.notices(refs)
 
     async def reclaim(self, ref: Ref) -> bool:
         return await self._runtime.reclaim(ref)

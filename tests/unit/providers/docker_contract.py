@@ -30,11 +30,31 @@ class Behind(Protocol):
     async def start(self, ref: Ref) -> None: ...
     async def restart(self, ref: Ref) -> None: ...
     async def remove(self, ref: Ref) -> None: ...
+    async def tell_to_end(self, ref: Ref) -> None: ...
 
 
 class DockerContract(ProviderContract):
     former = "terminating"  # its disk is still there: only an engine's 404 is gone
 
+    @pytest.fixture(autouse=True)
+    def _announces(self, behind: Behind) -> None:
+        self._behind = behind
+
+    async def announce(self, provider: DockerProvider, ref: Ref) -> None:
+        """What is told to end stays while a toolhost runs; and is heard once we listen."""
+        talk = Talk(await provider.channel(ref, SPEC))
+        await talk.ask({"k": "hello", "id": "1"})
+
+        async def told() -> bool:
+            await self._behind.tell_to_end(ref)
+            return bool(await provider.notices([ref]))
+
+        assert await wait_for(told)
+        await talk.ask({"k": "hello", "id": "2"})
+        assert (await provider.observe(ref)).state == "present"
+        await talk.channel.end()
+
+    starts_after_notice = False
     without_python = "without-python"
     with_old_python = "with-old-python"
 

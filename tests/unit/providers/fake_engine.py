@@ -95,6 +95,8 @@ class FakeEngine:
         self.before: Callable[[str, str], None] = lambda method, path: None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task] = set()
+        self.events: list[dict] = []
+        self.listeners: list[asyncio.Queue] = []
 
     @property
     def url(self) -> str:
@@ -132,6 +134,20 @@ class FakeEngine:
         """As `docker kill`, or the kernel when memory is out."""
         item.status, item.exit_code = "exited", code
         await self.end_processes(item)
+
+    def signal(self, item: Container, number: int = 15) -> None:
+        """As `docker kill --signal`: the container's program hears it, and so do listeners."""
+        now = time.time_ns()
+        event = {
+            "Type": "container",
+            "Action": "kill",
+            "Actor": {"ID": item.id, "Attributes": {"signal": str(number)}},
+            "time": now // 10**9,
+            "timeNano": now,
+        }
+        self.events.append(event)
+        for queue in self.listeners:
+            queue.put_nowait(event)
 
     async def start_container(self, item: Container) -> None:
         """As `docker start`: a second start of the program ends at once, as it does for real."""
@@ -198,6 +214,9 @@ class FakeEngine:
                 if not json.loads(body or b"{}").get("Detach", False):
                     await self._hijack(path, reader, writer)
                     return False
+            if (method, path) == ("GET", "/events"):
+                await self._follow(query, writer)
+                return False
             status, answer = await self._route(method, path, query, json.loads(body or b"{}"))
         except Answer as said:
             status, answer = said.status, said.body
@@ -299,6 +318,26 @@ class FakeEngine:
         return self.execs[ref]
 
     # -- streams -------------------------------------------------------------------------------
+
+    async def _follow(self, query: dict, writer: asyncio.StreamWriter) -> None:
+        """Events since a time of its own, then new ones, until the listener or the engine ends."""
+        filters = json.loads(query["filters"])
+        assert (filters["type"], filters["event"]) == (["container"], ["kill"])
+        queue: asyncio.Queue = asyncio.Queue()
+        since = float(query["since"]) if "since" in query else time.time()
+        for event in self.events:
+            if event["timeNano"] / 10**9 >= since:
+                queue.put_nowait(event)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+        self.listeners.append(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                text = json.dumps(event).encode() + b"\n"
+                writer.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+                await writer.drain()
+        finally:
+            self.listeners.remove(queue)
 
     async def _hijack(
         self, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

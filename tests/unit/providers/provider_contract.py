@@ -92,6 +92,9 @@ class ProviderContract:
     former = "gone"
     """What is said of an instance that another one under the same id followed."""
 
+    starts_after_notice = True
+    """Whether a toolhost can still be started in what is announced to go."""
+
     @pytest.fixture
     def provider(self) -> Provider:
         raise NotImplementedError
@@ -273,6 +276,31 @@ class ProviderContract:
         assert again.instance != ref.instance
         assert (await provider.observe(ref)).state == "gone"
         await talk.channel.end()
+
+    async def announce(self, provider: Provider, ref: Ref) -> None:
+        """What the keeper of this sandbox's place does before it takes it away."""
+        raise NotImplementedError
+
+    async def test_what_is_announced_to_go_is_told_of_and_lives_on(
+        self, provider: Provider
+    ) -> None:
+        assert list(await provider.notices([])) == []
+        ref = await made(provider)
+        former = other(ref, instance="i" + "0" * 16 + ref.instance[17:])
+        elsewhere = other(ref, authority="elsewhere")
+        assert list(await provider.notices([ref, former, elsewhere])) == []
+        await self.announce(provider, ref)
+
+        async def told() -> bool:
+            said = await provider.notices([ref, elsewhere])
+            return [notice.ref for notice in said] == [ref]
+
+        assert await wait_for(told)
+        talk = Talk(await provider.channel(ref, SPEC)) if self.starts_after_notice else None
+        if talk is not None:
+            await talk.ask({"k": "hello", "id": "1"})
+            await talk.channel.end()
+        assert (await provider.stop(ref, ref.instance)).answer == "accepted"
 
     async def test_bytes_for_an_ended_stream_are_dropped(self, provider: Provider) -> None:
         ref = await made(provider)

@@ -61,6 +61,9 @@ class _Behind:
     async def restart(self, ref: Ref) -> None:
         await self._engine.restart(self._engine.containers[ref.native_id])
 
+    async def tell_to_end(self, ref: Ref) -> None:
+        self._engine.signal(self._engine.containers[ref.native_id])
+
     async def remove(self, ref: Ref) -> None:
         await self._engine.remove(self._engine.containers[ref.native_id])
 

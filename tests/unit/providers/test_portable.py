@@ -31,7 +31,7 @@ def provider(root: Path, portable: None) -> ProcessProvider:
     return ProcessProvider(root, isolate=False)
 
 
-class TestPortableProcessProvider(ProviderContract):
+class TestPortableProcessProvider(process.Announcing, ProviderContract):
     @pytest.fixture
     def provider(self, root: Path, portable: None) -> ProcessProvider:
         return ProcessProvider(root, isolate=False)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fencepost.core.facts import Ref
 from fencepost.core.steps import SandboxSpec, digest_of
 from fencepost.providers import bubblewrap, processes
 from fencepost.providers.process import ProcessProvider
@@ -28,13 +29,18 @@ needs_bwrap = pytest.mark.skipif(
 )
 
 
-class TestIsolatedProcessProvider(ProviderContract):
+class Announcing:
+    async def announce(self, provider: ProcessProvider, ref: Ref) -> None:
+        (provider._root / ref.native_id / "going").write_text("120\n")
+
+
+class TestIsolatedProcessProvider(Announcing, ProviderContract):
     @pytest.fixture
     def provider(self, tmp_path: Path) -> ProcessProvider:
         return ProcessProvider(tmp_path / "sandboxes")
 
 
-class TestPlainProcessProvider(ProviderContract):
+class TestPlainProcessProvider(Announcing, ProviderContract):
     @pytest.fixture
     def provider(self, tmp_path: Path) -> ProcessProvider:
         return ProcessProvider(tmp_path / "sandboxes", isolate=False)

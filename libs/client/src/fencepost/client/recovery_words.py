@@ -107,6 +107,7 @@ WORDS: Final[dict[Any, Callable[[Any], str]]] = {
     ),
     e.Recovered: _recovered,
     e.Preempted: lambda x: (
-        f"the provider will take {x.instance} away in {x.grace_ms / 1000:g} s or later"
+        f"the provider will take {x.instance} away"
+        + (f" in {x.grace_ms / 1000:g} s or later" if x.grace_ms else ", it does not say when")
     ),
 }

@@ -2,8 +2,10 @@
 The embedded runtime: a sandbox is a directory and the processes that carry its instance.
 
 Layout: `<root>/<native id>/{instance,labels.json,state/,workspace/}`, beside `.new` (being made),
-`.trash` (being removed) and `.settled` (create ids that are over). A directory appears by one
-rename and disappears by one rename, so a crash leaves nothing half-made under a native id.
+`.trash` (being removed), `.settled` (create ids that are over) and `.going` (put there by whoever
+minds the host, when it is to go; `going` in one sandbox's folder is about that one). A directory
+appears by one rename and disappears by one rename, so a crash leaves nothing half-made under a
+native id.
 
 An instance is minted at the create and carries the host's boot: after a reboot the former ones
 are gone, because a power loss may have torn what they had not synced.
@@ -27,13 +29,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.steps import SandboxSpec
-from fencepost.providers import bubblewrap, processes, witness
+from fencepost.providers import announced, bubblewrap, processes, witness
 from fencepost.providers.protocol import (
     LABEL_CREATE,
     LABEL_DEPLOYMENT,
@@ -45,6 +47,7 @@ from fencepost.providers.protocol import (
     CreateRefused,
     FindAnswer,
     Listed,
+    Notice,
     Observation,
     Page,
     ProviderTraits,
@@ -56,10 +59,13 @@ from fencepost.providers.stream import SocketChannel
 
 NAME: Final = "process"
 _Argv: TypeAlias = list[str]
+_Notices: TypeAlias = list[Notice]
 _WITNESS: Final = ".fencepost-root"
 _NEW: Final = ".new"
 _TRASH: Final = ".trash"
 _SETTLED: Final = ".settled"
+_GOING: Final = "going"
+"""In a sandbox's folder it announces that one's end; `.going` in the root, the host's."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NATIVE: Final = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _INSTANCE: Final = re.compile(r"i[0-9a-f]{16}-b[0-9a-f]{8}")
@@ -305,6 +311,19 @@ class ProcessProvider:
         except OSError:
             return False
         return True
+
+    async def notices(self, refs: Collection[Ref]) -> Sequence[Notice]:
+        return await asyncio.to_thread(self._notices, refs)
+
+    def _notices(self, refs: Collection[Ref]) -> _Notices:
+        of_host = announced.grace_ms(self._root / f".{_GOING}")
+        found: list[Notice] = []
+        for ref in filter(self._is_ours, refs):
+            own = announced.grace_ms(self._root / ref.native_id / _GOING)
+            given = [ms for ms in (of_host, own) if ms is not None]
+            if given:
+                found.append(Notice(ref=ref, grace_ms=min(given), detail="by a file"))
+        return found
 
     async def reclaim(self, ref: Ref) -> bool:
         if not self._is_ours(ref) or self._instance_at(ref.native_id) != ref.instance:

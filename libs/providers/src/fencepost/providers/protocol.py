@@ -40,7 +40,7 @@ A provider behind HTTP answers so; `tests/integration/sandbox_gateway/http_provi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -146,6 +146,20 @@ class Page:
     next_token: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """
+    The provider, or whoever minds its machine, will take this instance away.
+
+    `grace_ms` from when it was announced, 0 where nobody said how long. A notice proves nothing:
+    the instance lives until it is observed gone, and may outlive its notice.
+    """
+
+    ref: Ref
+    grace_ms: int = 0
+    detail: str = ""
+
+
 class ChannelRefusedError(Exception):
     """
     No toolhost could be started in that sandbox. `observed` is the provider's word on it.
@@ -243,6 +257,13 @@ class Provider(Protocol):
         """
 
     async def observe(self, ref: Ref) -> Observation: ...
+
+    async def notices(self, refs: Collection[Ref]) -> Sequence[Notice]:
+        """
+        What of these is announced to go. Asked again and again, from before there is any: cheap.
+
+        What cannot be read is not announced: a checkpoint is missed, and nothing is concluded.
+        """
 
     async def reclaim(self, ref: Ref) -> bool:
         """

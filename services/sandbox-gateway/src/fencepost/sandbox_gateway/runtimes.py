@@ -95,6 +95,7 @@ async def _kubernetes(config: GatewaySettings) -> Provider:
         namespace=config.kubernetes_namespace,
         image=config.kubernetes_image,
         runtime_class=config.kubernetes_runtime_class,
+        grace_s=config.kubernetes_grace_s,
         deployment=config.deployment,
         heartbeat_ms=config.heartbeat_ms,
     )

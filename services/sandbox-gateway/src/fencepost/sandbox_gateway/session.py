@@ -71,6 +71,7 @@ from fencepost.sandbox_gateway.faults import Faults
 from fencepost.sandbox_gateway.frames import Head
 from fencepost.sandbox_gateway.lease import Lease
 from fencepost.sandbox_gateway.listings import Listings
+from fencepost.sandbox_gateway.notices import Notices
 from fencepost.sandbox_gateway.outbox import FactOutbox, ReceiptOutbox, publish_acked
 from fencepost.sandbox_gateway.reads import Reads
 
@@ -168,6 +169,9 @@ class GatewaySession:
             metrics=metrics,
             young_ms=options.chunks_young_ms,
         )
+        self._notices = Notices(
+            providers, attached=self._attached, announce=self.announce_preemption
+        )
         self._busy: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatched = {
@@ -190,6 +194,7 @@ class GatewaySession:
         stopping = asyncio.create_task(self._stop_when(stop))
         if self._faults is not None:
             await self._faults.listen_ahead()
+        self._spawn(("notices", self.id), self._notices.run())
         logger.info("gateway_session_open", gateway=self.id)
         try:
             beat = asyncio.create_task(self._beat())
@@ -361,7 +366,10 @@ class GatewaySession:
                 self._spawn(("look", attachment.session), self._look(attachment))
 
     async def _look(self, attachment: Attachment) -> None:
-        if (await self._observe(attachment.ref)).state in ("gone", "terminating"):
+        observed = (await self._observe(attachment.ref)).state
+        # What is announced to go is on its way out for as long as it was given, and alive so long.
+        going = observed == "terminating" and not self._notices.is_announced(attachment)
+        if observed == "gone" or going:
             self._lose(attachment, "not_there")
 
     # -- orders --------------------------------------------------------------------------------

@@ -3,7 +3,9 @@ What a sandbox's container is made of, and how its state is read.
 
 The container's own program is a Python that waits; a toolhost is an `exec` beside it. That program
 runs once per container: it leaves a mark on the sandbox's volume, and a second start (a restart
-policy, `docker start`, an engine that came back) ends at once. So an instance, which is a container
+policy, `docker start`, an engine that came back) ends at once. Told to end by a signal it stays
+while anything else runs in there, which is until the engine kills it: so there is time to save what
+is on its disk. So an instance, which is a container
 id *and* the time of its start, never has a successor that runs.
 
 Inside, the toolhost is root with the six capabilities that it needs to act for another user, and
@@ -66,12 +68,17 @@ waited = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 signal.pthread_sigmask(signal.SIG_BLOCK, waited)
 sys.stdout.write("ready " + version + "\\n")
 sys.stdout.flush()
-while signal.sigwait(waited) == signal.SIGCHLD:
+def reap():
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
         pass
+while signal.sigwait(waited) == signal.SIGCHLD:
+    reap()
+while sum(name.isdigit() for name in os.listdir("/proc")) > 1:
+    signal.sigtimedwait(waited, 0.1)
+    reap()
 os._exit(0)
 """
 # The toolhost's source comes first on its standard input; what follows is the protocol's.

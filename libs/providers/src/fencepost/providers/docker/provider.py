@@ -17,7 +17,7 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -32,6 +32,7 @@ from fencepost.core.steps import SandboxSpec
 from fencepost.providers.docker import container
 from fencepost.providers.docker.channel import FAULTS, ExecChannel
 from fencepost.providers.docker.container import NAME, Seen
+from fencepost.providers.docker.signals import Signals
 from fencepost.providers.protocol import (
     LABEL_CREATE,
     LABEL_DEPLOYMENT,
@@ -43,6 +44,7 @@ from fencepost.providers.protocol import (
     CreateRefused,
     FindAnswer,
     Listed,
+    Notice,
     Observation,
     Page,
     Presence,
@@ -99,6 +101,8 @@ class DockerProvider:
         self._network = network
         self._heartbeat_ms = heartbeat_ms
         self._settled = 0
+        label = f"{container.LABEL_PREFIX}{LABEL_DEPLOYMENT}"
+        self._signals = Signals(engine, label=f"{label}={deployment}")
         self._traits = ProviderTraits(
             name=NAME,
             authority=authority,
@@ -154,6 +158,7 @@ class DockerProvider:
         )
 
     async def close(self) -> None:
+        await self._signals.close()
         await self._engine.close()
 
     @property
@@ -451,6 +456,14 @@ class DockerProvider:
                 raise
             return False
         return True
+
+    async def notices(self, refs: Collection[Ref]) -> Sequence[Notice]:
+        self._signals.listen()
+        return [
+            Notice(ref=ref, detail="told to end by a signal")
+            for ref in refs
+            if self._is_ours(ref) and self._signals.told(ref.native_id)
+        ]
 
     async def reclaim(self, ref: Ref) -> bool:
         if (await self.observe(ref)).state != "present":

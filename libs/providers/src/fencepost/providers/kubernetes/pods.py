@@ -27,7 +27,9 @@ _MANAGED: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "fencepost"
 
 # Nothing but waiting: the toolhost comes in by exec. A shell that is process 1 reaps its children.
-_IDLE: Final = ("/bin/sh", "-c", "while :; do sleep 3600 & wait $!; done")
+# What is told to end is given its time to be saved in, and killed at the end of it.
+_IDLE: Final = ("/bin/sh", "-c", "trap '' TERM; while :; do sleep 3600 & wait $!; done")
+_SURE_TO_GO: Final = "DisruptionTarget"
 
 
 def pod_name(deployment: str, create_id: str) -> str:
@@ -52,12 +54,14 @@ def manifest(
     deployment: str,
     image: str,
     runtime_class: str,
+    grace_s: int,
 ) -> dict[str, Any]:
     """
     The pod of one create id.
 
     It is never restarted in place, holds no token of the cluster's, and no right. Workspace and
-    state are separate volumes of the pod's own, which end with it.
+    state are separate volumes of the pod's own, which end with it. `grace_s` is what others than
+    ourselves give it when they end it, unless they say otherwise.
     """
     full = {**labels, LABEL_CREATE: create_id, LABEL_DEPLOYMENT: deployment}
     resources = {"memory": f"{spec.memory_mb}Mi"}
@@ -77,7 +81,7 @@ def manifest(
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 1,
+            "terminationGracePeriodSeconds": grace_s,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": 1000,
@@ -118,7 +122,8 @@ class Seen:
     """
     One reading of a pod. `ended`: its kubelet said that the container ended, for good.
 
-    `why` is for people: the phase, and what keeps it from running.
+    `why` is for people: the phase, and what keeps it from running. `notice_ms`: while it runs, how
+    long it was given when its end was announced; 0 where that is not said, None where none was.
     """
 
     name: str
@@ -129,6 +134,7 @@ class Seen:
     ended: bool
     uid: str
     why: str
+    notice_ms: int | None
 
 
 def read(pod: Mapping[str, Any]) -> Seen:
@@ -167,4 +173,15 @@ def _read(pod: Mapping[str, Any]) -> Seen:
         ended=ended,
         uid=uid,
         why=f"{phase} {reason} {waiting.get('message') or ''}".strip(),
+        notice_ms=_notice_ms(metadata, status) if "running" in state else None,
     )
+
+
+def _notice_ms(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> int | None:
+    """A deletion that waits for its grace to pass, or a word that one is to come."""
+    if metadata.get("deletionTimestamp"):
+        return max(0, int(metadata.get("deletionGracePeriodSeconds") or 0)) * 1000
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == _SURE_TO_GO and condition.get("status") == "True":
+            return 0
+    return None

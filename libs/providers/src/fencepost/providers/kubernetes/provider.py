@@ -13,7 +13,8 @@ like any other, though a process may live on behind the partition. No API tells 
 epoch moves, and such a process can commit nothing.
 
 Lists come in pages; a continue token that has expired (410) makes the list incomplete. Nothing is
-watched, so no watch can fall behind.
+watched, so no watch can fall behind; announcements are read from lists that the API server has in
+memory, which may be a moment old.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import kubernetes_asyncio as kube
+import structlog
 from fencepost import toolhost
 from fencepost.core.errors import RefusedError
 from fencepost.core.facts import Capabilities, Ref
@@ -44,6 +46,7 @@ from fencepost.providers.protocol import (
     CreateRefused,
     FindAnswer,
     Listed,
+    Notice,
     Observation,
     Page,
     ProviderTraits,
@@ -57,6 +60,8 @@ from kubernetes_asyncio.stream import WsApiClient
 NAME: Final = "kubernetes"
 _PAGE: Final = 500
 _TIMEOUT_S: Final = 20.0
+_OWN_GRACE_S: Final = 1
+"""What we end has nothing left that is to be saved."""
 _OTHERS: Final = (
     aiohttp.ClientError,
     OSError,
@@ -84,6 +89,9 @@ with open(fresh, "wb") as file: file.write(b"".join(parts))
 os.replace(fresh, path)
 os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[3:])
 """
+
+
+logger = structlog.get_logger(__name__)
 
 
 async def load_configuration(path: Path | None) -> kube.client.Configuration:
@@ -124,6 +132,7 @@ class KubernetesProvider:
         image: str,
         deployment: str = "local",
         runtime_class: str = "",
+        grace_s: int = 30,
         heartbeat_ms: int = 1000,
         python: str = "python3",
     ) -> None:
@@ -132,6 +141,7 @@ class KubernetesProvider:
         self._image = image
         self._deployment = deployment
         self._runtime_class = runtime_class
+        self._grace_s = grace_s
         self._heartbeat_ms = heartbeat_ms
         self._python = python
         self._client: kube.client.ApiClient | None = None
@@ -200,6 +210,7 @@ class KubernetesProvider:
             deployment=self._deployment,
             image=self._image,
             runtime_class=self._runtime_class,
+            grace_s=self._grace_s,
         )
         try:
             if await self._is_settled(name):
@@ -336,7 +347,9 @@ class KubernetesProvider:
     async def _delete(self, name: str, uid: str) -> StopAnswer:
         """Asks for this pod's removal, and no namesake's. Raises what else the API says."""
         options = kube.client.V1DeleteOptions(
-            preconditions=kube.client.V1Preconditions(uid=uid), propagation_policy="Background"
+            preconditions=kube.client.V1Preconditions(uid=uid),
+            propagation_policy="Background",
+            grace_period_seconds=_OWN_GRACE_S,
         )
         try:
             await self._api().delete_namespaced_pod(
@@ -389,6 +402,26 @@ class KubernetesProvider:
             raise
         _demand_named(found, name)
         return True
+
+    async def notices(self, refs: Collection[Ref]) -> Sequence[Notice]:
+        """Evictions, drains and deletions by others, while the pod still runs."""
+        wanted = {(ref.native_id, ref.instance): ref for ref in refs if self._traits.names(ref)}
+        if not wanted:
+            return []
+        try:
+            answer = await self._api().list_namespaced_pod(
+                self._namespace,
+                label_selector=pods.selector(self._deployment),
+                resource_version="0",  # what the API server has in memory will do
+                _request_timeout=_TIMEOUT_S,
+                _preload_content=False,
+            )
+            said = await answer.read()
+            # In a thread: thousands of pods are megabytes, and heartbeats must not wait for them.
+            return await asyncio.to_thread(_notices_in, said, wanted)
+        except (ApiException, *_OTHERS) as error:
+            logger.warning("notices_not_read", provider=NAME, detail=str(error)[:300])
+            return []
 
     async def reclaim(self, ref: Ref) -> bool:
         """Removes the pod as an eviction without notice does."""
@@ -473,6 +506,20 @@ class KubernetesProvider:
         return Ref(
             authority=self._traits.authority, provider=NAME, native_id=name, instance=instance
         )
+
+
+def _notices_in(said: bytes, wanted: Mapping[tuple[str, str], Ref]) -> Sequence[Notice]:
+    """Raises what `_OTHERS` has on an answer that is no list of pods."""
+    found = []
+    for pod in json.loads(said)["items"]:
+        try:
+            seen = pods.read(pod)
+        except ValueError:
+            continue
+        ref = wanted.get((seen.name, seen.instance))
+        if ref is not None and seen.notice_ms is not None:
+            found.append(Notice(ref=ref, grace_ms=seen.notice_ms, detail=seen.why))
+    return found
 
 
 def _demand_named(found: Any, name: str) -> None:

@@ -6,6 +6,9 @@ from the usual, `"base"` and `"python"`). `.assigned/<key>` names the place that
 given to, `.assigned/<key>.settled` that the create id is over; both are on the disk before any
 server is asked, and several gateways may write them.
 
+`<name>.going`, from whoever minds that machine, announces that it will be taken away in so many
+seconds: no sandbox is begun there any more.
+
 A place is a name with the address and folder that it stood for. An entry that is edited to lead
 elsewhere is another place: what another server does not hold says nothing of the former one's.
 """
@@ -24,7 +27,7 @@ from typing import Any, Final
 
 import structlog
 from fencepost.core.errors import RefusedError
-from fencepost.providers import witness
+from fencepost.providers import announced, witness
 from fencepost.providers.swerex.server import Server
 
 _WITNESS: Final = ".fencepost-pool"
@@ -136,6 +139,10 @@ class Pool:
                 if path.read_text(encoding="utf-8") not in self._servers:
                     return False
         return True
+
+    def going_ms(self, server: Server) -> int | None:
+        """In how long this server is announced to go; 0: nobody said; None: it is not."""
+        return announced.grace_ms(self._folder / f"{server.name}.going")
 
     # -- create ids -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from fencepost.providers.protocol import (
     CreateRefused,
     FindAnswer,
     Listed,
+    Notice,
     Observation,
     Page,
     Presence,
@@ -126,6 +127,8 @@ class SwerexProvider:
             place = self._pool.assigned(create_id)
             if not place and self._pool.is_settled(create_id):
                 return CreateRefused(reason="settled")
+            if not place and self._pool.going_ms(server) is not None:
+                continue
             place = place or self._pool.assign(create_id, server.place)
             chosen = servers.get(place)
             if chosen is None:
@@ -288,6 +291,15 @@ class SwerexProvider:
             return False
         answer = await self._ask(server, "settle", key=self._pool.key(create_id))
         return isinstance(answer, Said) and answer.state == "settled"
+
+    async def notices(self, refs: Collection[Ref]) -> Sequence[Notice]:
+        found = []
+        for ref in refs:
+            server = self._server_of(ref)
+            grace_ms = None if server is None else self._pool.going_ms(server)
+            if grace_ms is not None:
+                found.append(Notice(ref=ref, grace_ms=grace_ms, detail="by a file"))
+        return found
 
     async def reclaim(self, ref: Ref) -> bool:
         server = self._server_of(ref)
