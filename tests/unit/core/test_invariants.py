@@ -38,6 +38,10 @@ def history() -> list[Batch]:
     bench.restart()
     bench.command("release", "r", {})
     bench.gone()
+    return recorded(bench)
+
+
+def recorded(bench: Bench) -> list[Batch]:
     term, found = 0, []
     for seq, now_ms, entries in bench.batches:
         term += sum(type(x) is TermOpened for x in entries)
@@ -224,6 +228,23 @@ def test_an_external_effect_fenced_again_without_proof_is_told() -> None:
     batches = history()
     batch, index = at(batches, e.Compensated, evidence="carried", step="x2")
     batch["entries"][index] = replace(batch["entries"][index], evidence="resolved")
+    assert "I3" in {violation.invariant for violation in audit(batches)}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"disk": "restored"}, {"evidence": "other_instance"}, {"recovering": True}]
+)
+def test_an_external_effect_that_an_older_journal_vouches_for_is_told(
+    fields: dict[str, Any],
+) -> None:
+    bench = Bench().live()
+    bench.step("x1", external())
+    bench.warm()
+    bench.answer("x1")
+    batches = recorded(bench)
+    at(batches, e.Compensated, evidence="carried", step="x1")
+    assert audit(batches) == []
+    change(e.EpochOpened, 1, **fields)(batches)
     assert "I3" in {violation.invariant for violation in audit(batches)}
 
 

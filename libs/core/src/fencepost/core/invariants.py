@@ -35,7 +35,11 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class _Step(msgspec.Struct):
-    """One step as the ledger tells it. `between`: its attempt ended, the next must follow."""
+    """
+    One step as the ledger tells it. `between`: its attempt ended, the next must follow.
+
+    `forgotten`: it was fenced when another tree than that of its journal's words may have come.
+    """
 
     spec: StepSpec
     state: str
@@ -48,6 +52,7 @@ class _Step(msgspec.Struct):
     revoked: str = ""
     cancelled: bool = False
     unproven: bool = False
+    forgotten: bool = False
     joined: bool = False
 
 
@@ -307,6 +312,9 @@ class ShardAuditor:
         self._epochs += 1
         sandbox.epoch, sandbox.open, sandbox.session = entry.epoch, True, ""
         sandbox.nonce, sandbox.instance, sandbox.marking = entry.nonce, entry.instance, None
+        if entry.disk != "warm" or entry.recovering or entry.evidence == "other_instance":
+            for step in sandbox.steps.values():
+                step.forgotten = step.forgotten or step.state == "fenced"
 
     def _marking(self, sandbox: _Sandbox, entry: e.Marking) -> None:
         self._current(sandbox, entry.epoch, "marking")
@@ -605,7 +613,7 @@ class ShardAuditor:
             entry.attempt == step.attempt, "S-15", f"{name}: {entry.attempt}, not {step.attempt}"
         )
         self._check_evidence(sandbox, step, entry)
-        if entry.evidence in ("never_applied", "undone", "carried"):
+        if entry.evidence in ("never_applied", "undone", "carried") and not step.forgotten:
             step.unproven = False
         if entry.final:
             self._end(sandbox, name, "compensated")
@@ -634,6 +642,13 @@ class ShardAuditor:
             not (entry.evidence == "lost_with_epoch" and step.spec.effect == "external"),
             "I3",
             f"{entry.step}: an external effect is not lost with a disk",
+        )
+        # An older point's journal, or that of a tree that a checkpoint takes the place of, may not
+        # know that it began.
+        self._need(
+            not (step.forgotten and step.spec.effect == "external"),
+            "I3",
+            f"{entry.step}: an external effect, {entry.evidence} after another disk may have come",
         )
 
     def _cancelled(self, sandbox: _Sandbox, entry: e.Cancelled) -> None:
