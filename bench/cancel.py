@@ -33,7 +33,6 @@ from fencepost.core.dag.machine import DagMachine
 from fencepost.core.machine import Machine
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.runtime.fold import decode_batch
-from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.ports import Valid
 
 FEW, MANY, MANY_QUICK = 100, 20_000, 2_000
@@ -219,7 +218,7 @@ async def _entries(client: Client, family: str, field: str, name: str) -> list[b
     """The entries that are about one aggregate, as they stand in the ledger."""
     shard = ids.shard_of(name, client.shards)
     found: list[bytes] = []
-    async for recorded in ledger.batches(client.link, shard, family=family):
+    async for recorded in ledger.batches(client.link, shard, family=family, ledgers=client.ledgers):
         found += [
             bytes(raw)
             for raw in _raws.decode(recorded.batch.entries)
@@ -242,7 +241,7 @@ class _Writer:
         self._machine = machine
         self._shard = shard
         self._shards = client.shards
-        self._log = JetStreamLog(client.link)
+        self._log = ledger.log_of(client.link, shard, client.ledgers)
         self._subject = subjects.ledger(machine.family, shard)
         self._waiting: list[bytes] = []
         self._size = 0

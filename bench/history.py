@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from fencepost.client import ulid
+from fencepost.client.ledger import log_of
 from fencepost.contracts import subjects
 from fencepost.contracts.messages import Batch, Sent
 from fencepost.core import ids
@@ -110,8 +111,12 @@ async def fill(stack: fencepost_bench.Running, entries: int) -> int:
     await stack.stack.services["planner-1"].stop()
     per_batch = STEPS_PER_BATCH * ENTRIES_PER_STEP
     batches = -(-entries // (len(views) * per_batch))
-    log = JetStreamLog(client.link)
-    await asyncio.gather(*(_fill(log, shard, found, batches) for shard, found in views.items()))
+    await asyncio.gather(
+        *(
+            _fill(log_of(client.link, shard, client.ledgers), shard, found, batches)
+            for shard, found in views.items()
+        )
+    )
     return batches * per_batch * len(views)
 
 

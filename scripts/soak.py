@@ -196,7 +196,9 @@ class Soak:
         """By sandbox, the epoch that opened the disk which it has now."""
         found: dict[str, int] = {}
         for shard in range(self._client.shards):
-            async for recorded in ledger.batches(self._client.link, shard):
+            async for recorded in ledger.batches(
+                self._client.link, shard, ledgers=self._client.ledgers
+            ):
                 for entry in recorded.entries:
                     if isinstance(entry, EpochOpened) and entry.disk != "warm":
                         found[entry.sandbox] = entry.epoch

@@ -89,7 +89,7 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
 
 async def _entries(client: Client) -> AsyncIterator[Any]:
     for shard in range(client.shards):
-        async for recorded in ledger.batches(client.link, shard):
+        async for recorded in ledger.batches(client.link, shard, ledgers=client.ledgers):
             for entry in recorded.entries:
                 yield entry
 

@@ -176,7 +176,7 @@ async def _rare(stack: TracedStack) -> None:
     links = [await stack.link_as(role) for role in roles]
     operator, mover, gateway, sweeper, planner, tracker = links
     try:
-        for name in grants.EVERY_STREAM:
+        for name in grants.every_stream():
             with pytest.raises(declaring.StreamMismatchError):
                 # It exists: what is tried is only whether the operator may.
                 await declaring._declare_one(

@@ -107,7 +107,7 @@ UNIVERSE: Final = sorted(
     {
         *(literal(row.subject) for row in grants.SAID),
         *(literal(grant.subject) for role in ROLES for grant in grants.of(role)),
-        *(f"$JS.API.{call.format(name)}" for name in grants.EVERY_STREAM for call in CALLS),
+        *(f"$JS.API.{call.format(name)}" for name in grants.every_stream() for call in CALLS),
         *ELSEWHERE,
     }
 )

@@ -42,7 +42,7 @@ class Stack:
             self.dsn,
             family,
             inputs=JetStreamInputs(self.link),
-            log=self.log,
+            logs=[self.log],
             shards=shards,
             metrics=metrics or TrackerMetrics(),
             scripts=self.scripts,

@@ -80,7 +80,7 @@ def test_who_is_asked_is_one_role_and_who_is_heard_is_one() -> None:
 
 
 def test_every_stream_is_used_and_can_be_written() -> None:
-    assert {use.stream for use in grants.USES} == set(grants.EVERY_STREAM)
+    assert {use.stream for use in grants.uses()} == set(grants.every_stream())
     said = [row.subject for row in grants.SAID if row.kind == "stored"]
     for stream in streams.table(1):
         prefix = {"kv": "$KV.{}.", "objects": "$O.{}."}.get(stream.kind)

@@ -112,7 +112,7 @@ class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_step(
-    link: Link, shards: int, sandbox: str, step: str, *, timeout_s: float
+    link: Link, shards: int, sandbox: str, step: str, *, ledgers: int, timeout_s: float
 ) -> StepAnswer:
     """Asks for a step; a final one's outcome is read from the ledger, where the owner points."""
     shard = ids.shard_of(sandbox, shards)
@@ -134,12 +134,15 @@ async def ask_step(
     place = view.get("place")
     if place is None:
         return StepAnswer(status="open", state=state, digest=digest, view=view)
-    outcome = await _recorded(link, shard, sandbox, step, Place(place["after"], place["index"]))
+    at = Place(place["after"], place["index"])
+    outcome = await _recorded(link, shard, sandbox, step, at, ledgers=ledgers)
     return StepAnswer(status="final", state=state, digest=digest, outcome=outcome, view=view)
 
 
-async def _recorded(link: Link, shard: int, sandbox: str, step: str, place: Place) -> StepOutcome:
-    recorded = await ledger.batch_after(link, shard, place.after)
+async def _recorded(
+    link: Link, shard: int, sandbox: str, step: str, place: Place, *, ledgers: int
+) -> StepOutcome:
+    recorded = await ledger.batch_after(link, shard, place.after, ledgers=ledgers)
     entries = recorded.entries if recorded is not None else ()
     if recorded is None or place.index >= len(entries):
         raise UnknownError(f"step {step}: its final entry after {place.after} cannot be read")
@@ -229,15 +232,13 @@ class Refusals:
             )
 
 
-async def shards(link: Link) -> int:
+async def cut(link: Link) -> streams.Cut:
     """
-    The deployment's number of shards, as its services wrote it.
+    How the deployment's history is cut, as its services wrote it.
 
-    Raises `UnknownError` where no deployment has written one (yet).
+    Raises `UnknownError` where no deployment has written it (yet).
     """
-    value = await streams.read_meta(link, "shards")
-    if value is None:
+    found = await streams.read_cut(link)
+    if found is None:
         raise UnknownError("no planner has started here yet")
-    found = msgspec.json.decode(value)["shards"]
-    assert isinstance(found, int)
     return found

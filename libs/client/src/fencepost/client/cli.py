@@ -156,6 +156,14 @@ def up(
     data: Data = DATA,
     planners: Annotated[int, typer.Option(min=1, max=32, help="Planner replicas.")] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=32, help="Gateway replicas.")] = 1,
+    ledgers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar="FENCEPOST_LEDGERS",
+            help="Streams over which a new folder's shards are spread, for ever; else one.",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="NATS port; 0: a free one.")] = 4222,
     postgres: Annotated[bool, typer.Option(help="Start PostgreSQL too.")] = True,
     demand_credentials: Annotated[
@@ -186,6 +194,7 @@ def up(
                 "--port",
                 str(port),
             ]
+            options += [] if ledgers is None else ["--ledgers", str(ledgers)]
             options += [] if postgres else ["--no-postgres"]
             options += ["--demand-credentials"] if demand_credentials else []
             show(running.detach(data, options))
@@ -195,6 +204,7 @@ def up(
                 data,
                 planners=planners,
                 gateways=gateways,
+                ledgers=ledgers,
                 nats_port=port,
                 postgres=postgres,
                 demand_credentials=demand_credentials,

@@ -34,6 +34,7 @@ from fencepost.core.steps import CommitAfter, SandboxSpec, canonical, digest_of
 from fencepost.runtime import access
 from fencepost.runtime.access import Access
 from fencepost.runtime.link import Link
+from fencepost.runtime.streams import Cut
 
 UP_FILE: Final = Path(".fencepost/up.json")
 _ASK_S: Final = 2.0
@@ -85,11 +86,12 @@ class StepHandle:
 class Client(DagCalls, RecoveryCalls):
     """One connection; safe for any number of tasks of one loop."""
 
-    def __init__(self, link: Link, shards: int) -> None:
+    def __init__(self, link: Link, shards: int, ledgers: int = 1) -> None:
         self.link = link
         self.shards = shards
+        self.ledgers = ledgers
         self._blobs = blobs.Blobs(link)
-        self._waits = Waits(link, shards)
+        self._waits = Waits(link, shards, ledgers)
         self._outbox = Outbox(link, taken=self._waits.taken, failed=self._waits.failed)
         self._waits.send_again = self._outbox.put_again
 
@@ -126,7 +128,8 @@ class Client(DagCalls, RecoveryCalls):
         except (nats.errors.Error, OSError, ValueError) as error:
             raise NoServerError(f"no server at {found}: {error or type(error).__name__}") from error
         try:
-            client = cls(link, await _shards_of(link, deadline))
+            cut = await _cut_of(link, deadline)
+            client = cls(link, cut.shards, cut.ledgers)
         except BaseException:
             await link.close()
             raise
@@ -390,7 +393,9 @@ class Client(DagCalls, RecoveryCalls):
     async def _step_answer(self, sandbox: str, step: str) -> answers.StepAnswer:
         commands.require_id("sandbox", sandbox)
         commands.require_id("step", step)
-        return await answers.ask_step(self.link, self.shards, sandbox, step, timeout_s=_ASK_S)
+        return await answers.ask_step(
+            self.link, self.shards, sandbox, step, ledgers=self.ledgers, timeout_s=_ASK_S
+        )
 
     # Reads
 
@@ -588,7 +593,7 @@ class Client(DagCalls, RecoveryCalls):
         """The batches of the sandbox's shard, which hold those of its neighbours too."""
         commands.require_id("sandbox", sandbox)
         shard = ids.shard_of(sandbox, self.shards)
-        async for recorded in ledger.batches(self.link, shard, follow=follow):
+        async for recorded in ledger.batches(self.link, shard, ledgers=self.ledgers, follow=follow):
             yield recorded
 
     # Inside
@@ -632,10 +637,10 @@ def user_of_environment() -> Access:
     return access.read(said["credentials"], ca=said["ca"], cert=said["cert"], key=said["key"])
 
 
-async def _shards_of(link: Link, deadline: float) -> int:
+async def _cut_of(link: Link, deadline: float) -> Cut:
     while True:
         try:
-            return await answers.shards(link)
+            return await answers.cut(link)
         except UnknownError as error:
             if asyncio.get_running_loop().time() >= deadline:
                 raise NoServerError(

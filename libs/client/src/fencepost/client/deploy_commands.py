@@ -27,7 +27,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder of the server's configu
 
 
 @app.command("nats")
-def nats(
+def nats(  # noqa: PLR0917 - options of a command
     out: Out = Path("deploy/nats"),
     credentials: Annotated[
         Path | None, typer.Option(help="Folder of the users' files; --out when left out.")
@@ -39,6 +39,12 @@ def nats(
             help="Write no users: the server's environment has the passwords' hashes.",
         ),
     ] = False,
+    ledgers: Annotated[
+        int,
+        typer.Option(
+            min=1, envvar="FENCEPOST_LEDGERS", help="Over how many ledger streams the shards are."
+        ),
+    ] = 1,
     anybody: Annotated[
         bool, typer.Option("--anybody", help="Let whoever shows no credentials in, as a person.")
     ] = False,
@@ -53,12 +59,12 @@ def nats(
     role = users.ANYBODY if anybody else None
     written: dict[str, Any] = {"authorization": str(out / users.AUTHORIZATION), "credentials": {}}
     if permissions_only:
-        text = authorization.render(anybody=role)
+        text = authorization.render(anybody=role, ledgers=ledgers)
     else:
         made = users.make(out, secrets_folder=credentials)
         written["users"] = str(out / users.USERS)
         written["credentials"] = {name: str(path) for name, path in made.items()}
-        text = authorization.render(users=users.USERS, anybody=role)
+        text = authorization.render(users=users.USERS, anybody=role, ledgers=ledgers)
     (out / users.AUTHORIZATION).write_text(text)
     if as_json:
         cli.emit(written)
@@ -84,7 +90,8 @@ def declare(
     Create the streams and buckets that are missing, and compare the others with the table.
 
     By the settings of a service (FENCEPOST_NATS_URL, FENCEPOST_NATS_CREDENTIALS of the operator,
-    FENCEPOST_SHARDS, FENCEPOST_REPLICAS). What is in memory is gone after a server's restart.
+    FENCEPOST_SHARDS, FENCEPOST_LEDGERS, FENCEPOST_REPLICAS). What is in memory is gone after a
+    server's restart.
     """
     found = settings.load(settings.Settings)
 
@@ -107,7 +114,9 @@ async def _declare(found: settings.Settings, told: Any, *, watch: bool) -> None:
     back = asyncio.Event()
     link.on_back(back.set)
     try:
-        await streams.declare_at_start(link, found.shards, create=True, replicas=found.replicas)
+        await streams.declare_at_start(
+            link, found.shards, create=True, replicas=found.replicas, ledgers=found.ledgers
+        )
         told("as the table says")
         while watch:
             await back.wait()
@@ -121,7 +130,9 @@ async def _declare(found: settings.Settings, told: Any, *, watch: bool) -> None:
 async def _until_declared(link: Link, found: settings.Settings) -> None:
     while True:
         try:
-            await streams.declare(link, found.shards, create=True, replicas=found.replicas)
+            await streams.declare(
+                link, found.shards, create=True, replicas=found.replicas, ledgers=found.ledgers
+            )
         except FencepostError as error:
             cli.err.print(f"not declared: {error}")
             await asyncio.sleep(_AGAIN_S)

@@ -80,7 +80,7 @@ async def _violations(client: Client, family: str, name: str) -> list[invariants
     shard = ids.shard_of(commands.require_id(family, name), client.shards)
     auditor = invariants.ShardAuditor(family, shard)
     found: list[invariants.Violation] = []
-    async for recorded in ledger.batches(client.link, shard, family=family):
+    async for recorded in ledger.batches(client.link, shard, family=family, ledgers=client.ledgers):
         batch = recorded.batch
         entries: Sequence[Any] = recorded.dag_entries if family == "dag" else recorded.entries
         found += auditor.take(

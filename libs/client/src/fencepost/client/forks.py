@@ -367,7 +367,9 @@ async def _again(client: Client, sandbox: str, done: Done) -> Difference | None:
             step=done.step, expected=done.effect, found=f"{outcome.state}: {outcome.reason}"
         )
     shard = ids.shard_of(sandbox, client.shards)
-    recorded = await ledger.batch_after(client.link, shard, outcome.position.seq - 1)
+    recorded = await ledger.batch_after(
+        client.link, shard, outcome.position.seq - 1, ledgers=client.ledgers
+    )
     entry = recorded.entries[outcome.position.entry] if recorded is not None else None
     if not isinstance(entry, e.Committed) or entry.step != done.step:
         raise UnknownError(f"step {done.step} of {sandbox}: its receipt cannot be read")

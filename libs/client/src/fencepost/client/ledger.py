@@ -1,6 +1,8 @@
 """
-Reading the recorded history, batch by batch, straight from FP_LEDGER.
+Reading the recorded history, batch by batch, straight from the ledger's streams.
 
+Which stream a shard is in follows from the number of them, `ledgers`: the deployment's, which
+`Client.connect` reads.
 Three answers, three ways: a batch, the end (nothing after this yet), or `UnknownError`; never a
 short history.
 """
@@ -52,7 +54,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return decode(self.batch.entries)
         except msgspec.MsgspecError as error:
-            raise LedgerBrokenError(f"batch {self.seq} of {streams.LEDGER}: {error}") from error
+            where = f"{self.batch.family}.{self.batch.shard}"
+            raise LedgerBrokenError(f"batch {self.seq} of {where}: {error}") from error
 
     @property
     def at(self) -> datetime:
@@ -61,7 +64,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server says of the ledger as a whole."""
+    """What the server says of one of the ledger's streams as a whole."""
 
     first: int
     last: int
@@ -72,18 +75,29 @@ class StreamHistory(msgspec.Struct, frozen=True, kw_only=True):
         return self.messages == self.last and (self.messages == 0 or self.first == 1)
 
 
-async def history(link: Link) -> StreamHistory:
-    """Asks how many messages the ledger has, from where to where."""
-    info = await stream_info(link, streams.LEDGER)
+async def history(link: Link, stream: str = streams.LEDGER) -> StreamHistory:
+    """Asks how many messages a ledger stream has, from where to where."""
+    info = await stream_info(link, stream)
     if info.error is not None:
-        raise UnknownError(f"{streams.LEDGER} cannot be read: {info.error.description}")
+        raise UnknownError(f"{stream} cannot be read: {info.error.description}")
     return StreamHistory(
         first=info.state.first_seq, last=info.state.last_seq, messages=info.state.messages
     )
 
 
+def log_of(link: Link, shard: int, ledgers: int) -> JetStreamLog:
+    """The stream that a shard's batches are in, to read or to append."""
+    return JetStreamLog(link, stream=streams.ledger_of(shard, ledgers))
+
+
 async def batches(
-    link: Link, shard: int, *, family: str = "sandbox", after: int = 0, follow: bool = False
+    link: Link,
+    shard: int,
+    *,
+    family: str = "sandbox",
+    ledgers: int = 1,
+    after: int = 0,
+    follow: bool = False,
 ) -> AsyncIterator[Recorded]:
     """
     Reads a shard's batches with a sequence above `after`, in order.
@@ -92,7 +106,7 @@ async def batches(
     the server does not answer and `LedgerBrokenError` on a batch that cannot be read.
     """
     subject = subjects.ledger(family, shard)
-    log = JetStreamLog(link)
+    log = log_of(link, shard, ledgers)
     while True:
         async for seq, payload in log.read(subject, after + 1):
             yield _read(subject, seq, payload)
@@ -103,11 +117,11 @@ async def batches(
 
 
 async def batch_after(
-    link: Link, shard: int, after: int, *, family: str = "sandbox"
+    link: Link, shard: int, after: int, *, family: str = "sandbox", ledgers: int = 1
 ) -> Recorded | None:
     """The first batch of a shard with a sequence above `after`: where an entry's place points."""
     subject = subjects.ledger(family, shard)
-    found = await JetStreamLog(link).next_after(subject, after)
+    found = await log_of(link, shard, ledgers).next_after(subject, after)
     if isinstance(found, Valid):
         return _read(subject, found.seq, found.payload)
     if isinstance(found, Absent):
@@ -115,10 +129,12 @@ async def batch_after(
     raise UnknownError(f"{subject} after {after}: {found.reason}")
 
 
-async def last_batch(link: Link, shard: int, *, family: str = "sandbox") -> Recorded | None:
+async def last_batch(
+    link: Link, shard: int, *, family: str = "sandbox", ledgers: int = 1
+) -> Recorded | None:
     """A shard's newest batch, as the stream's leader has it; only an append on it proves that."""
     subject = subjects.ledger(family, shard)
-    found = await JetStreamLog(link).last(subject)
+    found = await log_of(link, shard, ledgers).last(subject)
     if isinstance(found, Valid):
         return _read(subject, found.seq, found.payload)
     if isinstance(found, Absent):

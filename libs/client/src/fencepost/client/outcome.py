@@ -11,7 +11,7 @@ StepState: TypeAlias = Literal["committed", "compensated", "indeterminate"]
 
 
 class LedgerPosition(NamedTuple):
-    """Where an entry stands: its shard, its batch's sequence in FP_LEDGER, its number in it."""
+    """Where an entry stands: its shard, its batch's sequence in the ledger, its number in it."""
 
     shard: int
     seq: int

@@ -1,5 +1,5 @@
 """
-`fencepost reshard`: the recorded history, cut anew into another number of shards.
+`fencepost reshard`: the recorded history, cut anew into another number of shards or ledgers.
 
 Offline, from one server into an empty deployment on another (or another account): the source is
 read and never shortened, so going back is starting the services on it again.
@@ -53,6 +53,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     shards_before: int
     shards: int
+    ledgers_before: int
+    ledgers: int
     batches: int
     entries: int
     aggregates: int
@@ -95,6 +97,8 @@ async def reshard(source: Client, target: Client) -> Result:
     return Result(
         shards_before=source.shards,
         shards=target.shards,
+        ledgers_before=source.ledgers,
+        ledgers=target.ledgers,
         batches=writer.batches,
         entries=writer.entries,
         aggregates=old.aggregates(),
@@ -287,17 +291,18 @@ def _difference(before: dict[str, Any], after: dict[str, Any] | None) -> str:
 
 async def _seal(source: Client) -> dict[Key, Batch]:
     """Opens a term of ours on every shard, which proves its head and fences its owner."""
-    log = JetStreamLog(source.link)
     sealed: dict[Key, Batch] = {}
     for family, machine in machines().items():
         for shard in range(source.shards):
-            last = await ledger.last_batch(source.link, shard, family=family)
+            last = await ledger.last_batch(
+                source.link, shard, family=family, ledgers=source.ledgers
+            )
             if last is None:
                 continue  # never owned: nothing to cut
             term = last.batch.term + 1
             opened = machine.term_opened(term, OWNER, source.shards, HASH)
             batch = _follow(last, term=term, entries=machine.encode_entries([opened]))
-            sealed[family, shard] = await _append_here(log, batch, last.seq)
+            sealed[family, shard] = await _append_here(source, batch, last.seq)
     if not sealed:
         raise RefusedError("nothing_to_reshard", "the source's ledger is empty")
     return sealed
@@ -314,7 +319,8 @@ def _follow(last: ledger.Recorded, *, term: int, entries: bytes) -> Batch:
     )
 
 
-async def _append_here(log: JetStreamLog, batch: Batch, head: int) -> Batch:
+async def _append_here(source: Client, batch: Batch, head: int) -> Batch:
+    log = ledger.log_of(source.link, batch.shard, source.ledgers)
     subject = subjects.ledger(batch.family, batch.shard)
     try:
         await log.append(subject, _ENCODE(batch), head, msg_id=batch.id)
@@ -329,15 +335,14 @@ async def _append_here(log: JetStreamLog, batch: Batch, head: int) -> Batch:
 
 async def _prove_still(source: Client, sealed: dict[Key, Batch]) -> None:
     """An empty batch of our own term, accepted, shows that nobody wrote since we opened it."""
-    log = JetStreamLog(source.link)
     for (family, shard), batch in sealed.items():
-        last = await ledger.last_batch(source.link, shard, family=family)
+        last = await ledger.last_batch(source.link, shard, family=family, ledgers=source.ledgers)
         assert last is not None, "what was appended is read"
         if last.batch.id != batch.id:
             raise RefusedError(
                 "not_at_rest", f"{family}.{shard} was written meanwhile: stop every service first"
             )
-        await _append_here(log, _follow(last, term=last.batch.term, entries=b"[]"), last.seq)
+        await _append_here(source, _follow(last, term=last.batch.term, entries=b"[]"), last.seq)
 
 
 async def _refuse_unless_drained(source: Client, sealed: dict[Key, Batch]) -> None:
@@ -370,7 +375,10 @@ def _inputs(family: str, shard: int) -> dict[str, list[str]]:
 
 async def _in_order(source: Client, sealed: Iterable[Key]) -> AsyncIterator[ledger.Recorded]:
     """Merges every shard's batches by their own time; within a shard the order stays."""
-    readers = [ledger.batches(source.link, shard, family=family) for family, shard in sealed]
+    readers = [
+        ledger.batches(source.link, shard, family=family, ledgers=source.ledgers)
+        for family, shard in sealed
+    ]
     heads: list[tuple[int, int, ledger.Recorded]] = []
     for number, reader in enumerate(readers):
         async for recorded in reader:
@@ -393,13 +401,14 @@ async def _in_order(source: Client, sealed: Iterable[Key]) -> AsyncIterator[ledg
 
 
 async def _refuse_unless_empty(target: Client) -> None:
-    known = await ledger.history(target.link)
-    if known.messages:
-        raise RefusedError(
-            "not_empty",
-            f"the target's ledger has {known.messages} batches: give it a deployment of its own, "
-            "with its streams declared and no service started yet",
-        )
+    for name in streams.ledger_names(target.ledgers):
+        known = await ledger.history(target.link, name)
+        if known.messages:
+            raise RefusedError(
+                "not_empty",
+                f"the target's {name} has {known.messages} batches: give it a deployment of its "
+                "own, with its streams declared and no service started yet",
+            )
 
 
 async def copy_contents(source: Client, target: Client) -> int:
@@ -449,7 +458,9 @@ class _Writer:
         self.batches = 0
         self.entries = 0
         self._shards = target.shards
-        self._log = JetStreamLog(target.link)
+        self._logs = [
+            ledger.log_of(target.link, shard, target.ledgers) for shard in range(target.shards)
+        ]
         self._machines = machines()
         self._heads: dict[Key, int] = {}
         self._now_ms: dict[Key, int] = {}
@@ -534,14 +545,15 @@ class _Writer:
 
     async def _append_surely(self, batch: Batch) -> int:
         subject = subjects.ledger(batch.family, batch.shard)
+        log = self._logs[batch.shard]
         payload = _ENCODE(batch)
         for _ in range(_APPEND_TRIES):
             try:
-                return await self._log.append(subject, payload, batch.prev, msg_id=batch.id)
+                return await log.append(subject, payload, batch.prev, msg_id=batch.id)
             except AppendUnknown:
                 continue  # a lost answer: the same append again is refused by its condition
             except AppendRefused as error:
-                found = await self._log.next_after(subject, batch.prev)
+                found = await log.next_after(subject, batch.prev)
                 if not isinstance(found, Absent | Unknown) and found.payload == payload:
                     return found.seq
                 raise RefusedError(

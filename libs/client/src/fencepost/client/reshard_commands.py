@@ -1,4 +1,4 @@
-"""`fencepost reshard`: another number of shards, on another server or in another folder."""
+"""`fencepost reshard`: other numbers of shards and ledgers, on another server or in a folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fencepost.client import cli, reshard, reshard_embedded
 from fencepost.client.cli import AsJson, Url
 from fencepost.client.client import Client, takes_connections
 from fencepost.client.errors import NoServerError
+from fencepost.contracts.streams import require_ledgers
 from fencepost.core.errors import RefusedError
 from fencepost.runtime import access, streams
 from fencepost.runtime.link import Link
@@ -19,8 +20,19 @@ from fencepost.runtime.link import Link
 @cli.app.command("reshard")
 def reshard_(  # noqa: PLR0917 - options of a command
     shards: Annotated[
-        int, typer.Option(min=1, max=reshard.SHARDS_MAX, help="The new number of shards, for ever.")
-    ],
+        int | None,
+        typer.Option(
+            min=1, max=reshard.SHARDS_MAX, help="The new number of shards; left out, as before."
+        ),
+    ] = None,
+    ledgers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=reshard.SHARDS_MAX,
+            help="The new number of ledger streams, at most the shards; left out, as before.",
+        ),
+    ] = None,
     to: Annotated[
         str, typer.Option("--to", help="NATS address of the new deployment, empty.")
     ] = "",
@@ -47,9 +59,13 @@ def reshard_(  # noqa: PLR0917 - options of a command
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write this deployment's history anew, cut into another number of shards, and verify it."""
+    """Write this deployment's history anew, in other shards or ledgers, and verify it."""
+    if shards is None and ledgers is None:
+        raise RefusedError("bad_arguments", "expected --shards, --ledgers or both", field="shards")
     if into is not None and data is not None and not to:
-        result = cli.run(reshard_embedded.reshard_folder(data, into, shards))
+        result = cli.run(
+            reshard_embedded.reshard_folder(data, into, shards=shards, ledgers=ledgers)
+        )
         told = f"`fencepost up --data {into}` goes on; the sandboxes stay in {data}"
     elif to and into is None and data is None:
         result = cli.run(
@@ -59,10 +75,14 @@ def reshard_(  # noqa: PLR0917 - options of a command
                 to_credentials=to_credentials,
                 to_operator=to_operator,
                 shards=shards,
+                ledgers=ledgers,
                 replicas=replicas,
             )
         )
-        told = f"Start the services on {to} with FENCEPOST_SHARDS={result.shards}"
+        told = (
+            f"Start the services on {to} with FENCEPOST_SHARDS={result.shards} and "
+            f"FENCEPOST_LEDGERS={result.ledgers}"
+        )
     else:
         raise RefusedError(
             "bad_arguments",
@@ -71,11 +91,16 @@ def reshard_(  # noqa: PLR0917 - options of a command
         )
     if as_json:
         cli.emit(msgspec.to_builtins(result))
-        return
+    else:
+        _tell(result, told)
+
+
+def _tell(result: reshard.Result, told: str) -> None:
     cli.out.print(
         f"{result.aggregates} sandboxes and DAGs, {result.entries} entries in {result.batches} "
         f"batches, {result.contents} contents, {result.chunks} chunks of checkpoints: "
-        f"{result.shards_before} shards are {result.shards} now, and verify is clean."
+        f"{result.shards_before} shards in {result.ledgers_before} ledgers are {result.shards} in "
+        f"{result.ledgers} now, and verify is clean."
     )
     if result.forgotten:
         cli.out.print(f"{result.forgotten} that ended long ago are in the ledger only.")
@@ -88,7 +113,8 @@ async def _between(
     to: str,
     to_credentials: str,
     to_operator: str,
-    shards: int,
+    shards: int | None,
+    ledgers: int | None,
     replicas: int,
 ) -> reshard.Result:
     user = access.read(to_credentials) if to_credentials else None
@@ -96,10 +122,14 @@ async def _between(
     if not await takes_connections(to):
         raise NoServerError(f"--to: no server at {to}")
     async with await Client.connect(url, name="fencepost-reshard") as source:
+        wanted, over = shards or source.shards, ledgers or source.ledgers
+        require_ledgers(over, shards=wanted)
         link = await Link.connect(to, name="fencepost-reshard", access=creator)
         try:
             may_create = bool(to_operator) or not to_credentials
-            await streams.declare_at_start(link, shards, create=may_create, replicas=replicas)
+            await streams.declare_at_start(
+                link, wanted, create=may_create, replicas=replicas, ledgers=over
+            )
         finally:
             await link.close()
         async with await Client.connect(to, name="fencepost-reshard", user=user) as target:

@@ -15,7 +15,8 @@ from typing import Final
 from fencepost.client import up, users
 from fencepost.client.client import Client
 from fencepost.client.reshard import Result, reshard
-from fencepost.client.stack import Stack, shards_of, write_shards
+from fencepost.client.stack import Stack, ledgers_of, shards_of, write_ledgers, write_shards
+from fencepost.contracts.streams import require_ledgers
 from fencepost.core.errors import RefusedError
 from fencepost.runtime import access
 
@@ -25,18 +26,25 @@ KEPT: Final = ("credentials", "receipt.key", f"nats/{users.USERS}")
 SANDBOXES: Final = "sandboxes"
 
 
-async def reshard_folder(data: Path, into: Path, shards: int) -> Result:
+async def reshard_folder(
+    data: Path, into: Path, *, shards: int | None = None, ledgers: int | None = None
+) -> Result:
     """
     Writes the history of the stack on `data` into a new stack on `into`; neither may run.
+
+    What is left out of `shards` and `ledgers` stays as it is.
 
     Raises as `reshard.reshard` does, and `RefusedError` where `data` holds no stack or `into` is
     not empty. What a failed one left in `into` is of no use: delete it, and `data` is whole.
     """
     data, into = data.resolve(), into.resolve()
     refuse_unless_folders(data, into)
+    wanted, over = shards or shards_of(data), ledgers or ledgers_of(data)
+    require_ledgers(over, shards=wanted)
     with up.held(data), up.held(into):
         _take_along(data, into)
-        write_shards(into, shards)
+        write_shards(into, wanted)
+        write_ledgers(into, over)
         async with contextlib.AsyncExitStack() as stopping:
             clients = []
             for folder in (data, into):
@@ -67,7 +75,13 @@ def refuse_unless_folders(data: Path, into: Path) -> None:
 async def _servers_of(folder: Path) -> Stack:
     """Its NATS server alone, with its streams as the table says."""
     return await Stack.start(
-        folder, planners=0, gateways=0, others=False, postgres=False, shards=shards_of(folder)
+        folder,
+        planners=0,
+        gateways=0,
+        others=False,
+        postgres=False,
+        shards=shards_of(folder),
+        ledgers=ledgers_of(folder),
     )
 
 

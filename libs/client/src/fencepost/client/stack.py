@@ -26,8 +26,8 @@ from fencepost.client.embedded import NatsServer, PostgresServer
 from fencepost.client.processes import Child, StartError, free_port
 from fencepost.contracts import authorization
 from fencepost.contracts.grants import Role
-from fencepost.contracts.streams import SHARDS_EMBEDDED
-from fencepost.core.errors import FencepostError
+from fencepost.contracts.streams import SHARDS_EMBEDDED, require_ledgers
+from fencepost.core.errors import FencepostError, RefusedError
 from fencepost.runtime import access, streams
 from fencepost.runtime.link import Link
 
@@ -37,6 +37,8 @@ READY_S_MAX: Final = 30.0
 STOP_S_MAX: Final = 5.0
 SHARDS: Final = "shards"
 """The file that tells a stack's number of shards, where it is not the usual one."""
+LEDGERS: Final = "ledgers"
+"""The file that tells a stack's number of ledger streams, where there is more than one."""
 _LOOK_S: Final = 0.1
 _BACKOFF_S: Final = 0.2
 _BACKOFF_S_MAX: Final = 5.0
@@ -147,9 +149,10 @@ class Service:
 class Stack:
     """All processes of one deployment. Make it with `start`, end it with `stop`."""
 
-    def __init__(self, data: Path, *, shards: int) -> None:
+    def __init__(self, data: Path, *, shards: int, ledgers: int = 1) -> None:
         self.data = data
         self.shards = shards
+        self.ledgers = ledgers
         self.replicas = 1
         self.services: dict[str, Service] = {}
         self._nats: NatsServer | None = None
@@ -172,6 +175,7 @@ class Stack:
         others: bool = True,
         postgres: bool = True,
         shards: int = SHARDS_EMBEDDED,
+        ledgers: int = 1,
         nats_port: int = 0,
         sync_always: bool = True,
         demand_credentials: bool = False,
@@ -186,7 +190,7 @@ class Stack:
         `others` starts one tracker and one sweeper, where they are installed. `environment` is
         added to every service's. A failed start leaves nothing running.
         """
-        stack = cls(data.resolve(), shards=shards)
+        stack = cls(data.resolve(), shards=shards, ledgers=ledgers)
         try:
             await stack._start_servers(
                 nats_port,
@@ -297,7 +301,9 @@ class Stack:
         self.demands_credentials = demand_credentials
         self.credentials = users.make(folder, secrets_folder=self.data / "credentials")
         text = authorization.render(
-            users=users.USERS, anybody=None if demand_credentials else users.ANYBODY
+            users=users.USERS,
+            anybody=None if demand_credentials else users.ANYBODY,
+            ledgers=self.ledgers,
         )
         (folder / users.AUTHORIZATION).write_text(text)
         return f"include ./{users.AUTHORIZATION}"
@@ -313,7 +319,9 @@ class Stack:
             name="fencepost-operator",
             access=access.read(str(self.credentials["operator"])),
         )
-        await streams.declare_at_start(operator, self.shards, create=True, replicas=self.replicas)
+        await streams.declare_at_start(
+            operator, self.shards, create=True, replicas=self.replicas, ledgers=self.ledgers
+        )
         operator.on_back(self._declare_soon)
 
     def _declare_soon(self) -> None:
@@ -324,7 +332,11 @@ class Stack:
         while self._operator is not None:
             try:
                 await streams.declare(
-                    self._operator, self.shards, create=True, replicas=self.replicas
+                    self._operator,
+                    self.shards,
+                    create=True,
+                    replicas=self.replicas,
+                    ledgers=self.ledgers,
                 )
             except FencepostError as error:
                 logger.warning("streams_not_declared", detail=str(error))
@@ -341,6 +353,7 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
             "FENCEPOST_NATS_URL": self.nats.url,
             "FENCEPOST_SHARDS": str(self.shards),
+            "FENCEPOST_LEDGERS": str(self.ledgers),
             "FENCEPOST_RECEIPT_KEY": _secret(self.data / "receipt.key"),
             "FENCEPOST_HTTP_HOST": "127.0.0.1",
             "FENCEPOST_ALLOW_FAULTS": "true",
@@ -392,13 +405,53 @@ class Stack:
 
 def shards_of(data: Path) -> int:
     """The number of shards of the stack on a folder; raises `StartError` where it is none."""
-    path = data / SHARDS
+    return _number_in(data / SHARDS, SHARDS_EMBEDDED)
+
+
+def ledgers_of(data: Path) -> int:
+    """The number of ledger streams of the stack on a folder; raises as `shards_of` does."""
+    return _number_in(data / LEDGERS, 1)
+
+
+def _number_in(path: Path, usual: int) -> int:
     if not path.exists():
-        return SHARDS_EMBEDDED
+        return usual
     text = path.read_text().strip()
     if not text.isdigit() or not int(text):
-        raise StartError(f"{path}: expected a number of shards, got {text[:40]!r}")
+        raise StartError(f"{path}: expected a number of {path.name}, got {text[:40]!r}")
     return int(text)
+
+
+def choose_ledgers(data: Path, asked: int | None) -> int:
+    """
+    How many ledger streams the stack on a folder has, or is to have where it is new.
+
+    Raises `RefusedError` where another number is asked for than it has, or one that does not fit.
+    """
+    if (data / "nats" / "store").is_dir():
+        have = ledgers_of(data)
+        if asked not in (None, have):
+            raise RefusedError(
+                "bad_arguments",
+                f"--ledgers, FENCEPOST_LEDGERS: the stack on {data} has {have}, not {asked}; "
+                "`fencepost reshard --into` moves it to another number",
+                field="ledgers",
+            )
+        return have
+    # What a start before the first server left behind was decided, too.
+    found = asked or ledgers_of(data)
+    require_ledgers(found, shards=shards_of(data))
+    data.mkdir(parents=True, exist_ok=True)
+    write_ledgers(data, found)
+    return found
+
+
+def write_ledgers(data: Path, ledgers: int) -> None:
+    """Says of a new stack's folder that it has more than one ledger stream."""
+    if ledgers == 1:
+        (data / LEDGERS).unlink(missing_ok=True)
+    else:
+        (data / LEDGERS).write_text(f"{ledgers}\n")
 
 
 def write_shards(data: Path, shards: int) -> None:

@@ -53,7 +53,9 @@ async def lines(client: Client, sandbox: str, *, follow: bool = False) -> AsyncI
 async def dag_lines(client: Client, dag: str, *, follow: bool = False) -> AsyncIterator[Line]:
     """Reads a DAG's entries in order; with `follow`, goes on waiting for more."""
     shard = ids.shard_of(commands.require_id("dag", dag), client.shards)
-    async for recorded in ledger.batches(client.link, shard, family="dag", follow=follow):
+    async for recorded in ledger.batches(
+        client.link, shard, family="dag", ledgers=client.ledgers, follow=follow
+    ):
         for index, entry in enumerate(recorded.dag_entries):
             if getattr(entry, "dag", "") == dag:
                 yield _line(recorded, index, 0, entry)

@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 
 from fencepost.client import users
 from fencepost.client.processes import StartError
-from fencepost.client.stack import Stack, shards_of
+from fencepost.client.stack import Stack, choose_ledgers, shards_of
 from fencepost.core.errors import FencepostError
 
 _DETACHED_S_MAX: Final = 60.0
@@ -86,6 +86,7 @@ async def run(
     *,
     planners: int,
     gateways: int,
+    ledgers: int | None = None,
     nats_port: int,
     postgres: bool,
     demand_credentials: bool = False,
@@ -95,10 +96,12 @@ async def run(
     """
     Runs the stack until SIGINT, SIGTERM or SIGHUP, then stops it in order, nats-server last.
 
-    Raises `AlreadyUpError`, or `StartError` when something does not start.
+    Raises `AlreadyUpError`, `RefusedError` on another number of ledgers than the folder has, or
+    `StartError` when something does not start.
     """
     data = data.resolve()
     with held(data):
+        over = choose_ledgers(data, ledgers)
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -110,6 +113,7 @@ async def run(
                 planners=planners,
                 gateways=gateways,
                 shards=shards_of(data),
+                ledgers=over,
                 nats_port=nats_port,
                 postgres=postgres,
                 demand_credentials=demand_credentials,
@@ -151,6 +155,7 @@ def describe(stack: Stack) -> dict[str, Any]:
         ),
         "postgres_port": stack.postgres.port if stack.postgres is not None else None,
         "shards": stack.shards,
+        "ledgers": stack.ledgers,
         "services": {
             service.name: {"pid": service.pid, "http_url": service.http_url}
             for service in stack.services.values()

@@ -1,7 +1,7 @@
 """
 `fencepost verify`: folds the whole recorded ledger from its first entry and checks it.
 
-Snapshots and projections are not looked at: they are caches. Everything comes from FP_LEDGER, and
+Snapshots and projections are not looked at: they are caches. Everything comes from the ledger, and
 what cannot be read is an error, never a shorter history.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from fencepost.client import ledger
 from fencepost.client.client import Client
+from fencepost.contracts import streams
 from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch
 from fencepost.core import invariants
 from fencepost.core.dag.machine import DagMachine
@@ -27,7 +28,7 @@ VIOLATIONS_MAX: Final = 1000
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not hold, and where: the batch's sequence in FP_LEDGER and the entry's number."""
+    """What does not hold, and where: the batch's sequence in the ledger and the entry's number."""
 
     invariant: str
     family: str
@@ -68,18 +69,20 @@ class Report(msgspec.Struct, kw_only=True):
 async def verify(client: Client) -> Report:
     """Reads and checks everything; raises `UnknownError` when some of it cannot be read."""
     report = Report()
-    known = await ledger.history(client.link)
-    if not known.is_unbroken:
-        report.add(
-            Violation(
-                invariant="I8",
-                family="ledger",
-                shard=0,
-                seq=known.first,
-                index=0,
-                detail=f"not whole: {known.messages} messages from {known.first} to {known.last}",
+    for number, name in enumerate(streams.ledger_names(client.ledgers)):
+        known = await ledger.history(client.link, name)
+        if not known.is_unbroken:
+            report.add(
+                Violation(
+                    invariant="I8",
+                    family="ledger",
+                    shard=number,
+                    seq=known.first,
+                    index=0,
+                    detail=f"{name} is not whole: {known.messages} messages from {known.first} "
+                    f"to {known.last}",
+                )
             )
-        )
     for shard in range(client.shards):
         await _verify_shard(client, SandboxMachine(), shard, report)
         await _verify_shard(client, DagMachine(), shard, report)
@@ -91,7 +94,9 @@ async def _verify_shard(
 ) -> None:
     fold = _Fold(machine, shard, client.shards)
     try:
-        async for recorded in ledger.batches(client.link, shard, family=machine.family):
+        async for recorded in ledger.batches(
+            client.link, shard, family=machine.family, ledgers=client.ledgers
+        ):
             report.batches += 1
             for violation in fold.take(recorded, report):
                 report.add(violation)

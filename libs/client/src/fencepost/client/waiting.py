@@ -87,9 +87,10 @@ class Waiting:
 class Waits:
     """All steps that this client waits for."""
 
-    def __init__(self, link: Link, shards: int) -> None:
+    def __init__(self, link: Link, shards: int, ledgers: int = 1) -> None:
         self._link = link
         self._shards = shards
+        self._ledgers = ledgers
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, Waiting] = {}
         self._watched: dict[str, list[Any]] = {}
@@ -202,7 +203,12 @@ class Waits:
     async def _ask(self, waiting: Waiting) -> None:
         try:
             answer = await answers.ask_step(
-                self._link, self._shards, waiting.sandbox, waiting.step, timeout_s=_SILENT_S
+                self._link,
+                self._shards,
+                waiting.sandbox,
+                waiting.step,
+                ledgers=self._ledgers,
+                timeout_s=_SILENT_S,
             )
         except RefusedError as error:
             self._end(waiting, error)

@@ -42,16 +42,18 @@ def render(
     *,
     users: str = "",
     anybody: Role | None = None,
+    ledgers: int = 1,
     without: Collection[tuple[Role, Grant]] = (),
 ) -> str:
     """
     The whole text. `users` is the file with the passwords' hashes, beside this one.
 
     `anybody`: the role of whoever shows no credentials at all; None refuses them.
-    `without` leaves grants out, for those who want to see what then fails.
+    `ledgers`: over how many streams the shards are spread. `without` leaves grants out, for those
+    who want to see what then fails.
     """
     given = {
-        role: [grant for grant in grants.of(role) if (role, grant) not in without]
+        role: [grant for grant in grants.of(role, ledgers=ledgers) if (role, grant) not in without]
         for role in grants.ROLES
     }
     lines = [HEAD, *([f"include ./{users}", ""] if users else []), "accounts {"]

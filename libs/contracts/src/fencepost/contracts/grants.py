@@ -315,39 +315,23 @@ def stream_name(stream: streams.Stream) -> str:
     return {"kv": "KV_", "objects": "OBJ_"}.get(stream.kind, "") + stream.name
 
 
-EVERY_STREAM: Final = tuple(stream_name(stream) for stream in streams.table(1))
+def every_stream(ledgers: int = 1) -> tuple[str, ...]:
+    """The server's names of all that the table has, with a number of ledgers."""
+    return tuple(stream_name(stream) for stream in streams.table(ledgers, ledgers=ledgers))
+
+
 _META: Final = f"KV_{streams.BUCKET_META}"
 _OWNERS: Final = f"KV_{streams.BUCKET_OWNERS}"
 _BLOBS: Final = f"OBJ_{streams.OBJECTS_BLOBS}"
 _SNAPSHOTS: Final = f"OBJ_{streams.OBJECTS_SNAPSHOTS}"
 
-USES: Final[tuple[Use, ...]] = (
-    *(
-        Use(stream=name, roles=("operator",), calls=(CREATE, INFO), why="creates and compares it")
-        for name in EVERY_STREAM
-    ),
-    *(
-        Use(
-            stream=name,
-            roles=("mover", "planner", "gateway", "sweeper"),
-            calls=(INFO,),
-            why="compares it with the table at the start",
-        )
-        for name in EVERY_STREAM
-    ),
+_USES: Final[tuple[Use, ...]] = (
     Use(
         stream=_META,
         roles=("planner", "gateway", "sweeper", *PEOPLE, "operator", "mover"),
         calls=(GET,),
         why="reads the number of shards, and the switch of sweeping",
     ),
-    Use(
-        stream=streams.LEDGER,
-        roles=(*OWNERS, *PEOPLE, "mover"),
-        calls=(INFO, GET, DIRECT),
-        why="reads the history",
-    ),
-    Use(stream=streams.LEDGER, roles=("tracker",), calls=FOLLOW, why="projects the ledger"),
     Use(stream=streams.COMMANDS, roles=OWNERS, calls=(INFO, *FOLLOW), why="reads shards' commands"),
     Use(stream=streams.FACTS, roles=("planner",), calls=(INFO, *FOLLOW), why="reads shards' facts"),
     Use(stream=streams.MESSAGES, roles=OWNERS, calls=(INFO, *FOLLOW), why="reads shards' messages"),
@@ -390,6 +374,45 @@ USES: Final[tuple[Use, ...]] = (
 )
 
 
+def uses(ledgers: int = 1) -> tuple[Use, ...]:
+    """What is done with each stream, where the shards are spread over a number of ledgers."""
+    every, of_ledger = every_stream(ledgers), streams.ledger_names(ledgers)
+    return (
+        *(
+            Use(
+                stream=name,
+                roles=("operator",),
+                calls=(CREATE, INFO),
+                why="creates and compares it",
+            )
+            for name in every
+        ),
+        *(
+            Use(
+                stream=name,
+                roles=("mover", "planner", "gateway", "sweeper"),
+                calls=(INFO,),
+                why="compares it with the table at the start",
+            )
+            for name in every
+        ),
+        *(
+            Use(
+                stream=name,
+                roles=(*OWNERS, *PEOPLE, "mover"),
+                calls=(INFO, GET, DIRECT),
+                why="reads the history",
+            )
+            for name in of_ledger
+        ),
+        *(
+            Use(stream=name, roles=("tracker",), calls=FOLLOW, why="projects the ledger")
+            for name in of_ledger
+        ),
+        *_USES,
+    )
+
+
 class Grant(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """
     One thing that a role may do.
@@ -412,7 +435,7 @@ def account_of(role: Role) -> str:
 HUB: Final = "FENCEPOST"
 
 
-def of(role: Role) -> tuple[Grant, ...]:
+def of(role: Role, *, ledgers: int = 1) -> tuple[Grant, ...]:
     """All that a role may publish and subscribe to, each subject once, sorted."""
     found: dict[tuple[str, str], Grant] = {}
 
@@ -441,7 +464,7 @@ def of(role: Role) -> tuple[Grant, ...]:
     for local, verb, subject, why in LOCAL:
         if local == role:
             give(verb, subject, "", why)
-    for use in USES:
+    for use in uses(ledgers):
         if role in use.roles:
             for call in use.calls:
                 give("publish", f"{API}.{call.format(use.stream)}", HUB, use.why)
@@ -449,8 +472,8 @@ def of(role: Role) -> tuple[Grant, ...]:
     return tuple(sorted(found.values()))
 
 
-def publishes(role: Role) -> tuple[str, ...]:
-    return tuple(grant.subject for grant in of(role) if grant.verb == "publish")
+def publishes(role: Role, *, ledgers: int = 1) -> tuple[str, ...]:
+    return tuple(grant.subject for grant in of(role, ledgers=ledgers) if grant.verb == "publish")
 
 
 def subscribes(role: Role) -> tuple[str, ...]:

@@ -17,11 +17,12 @@ from fencepost.contracts import streams
 from fencepost.contracts.messages import HASH
 from fencepost.core.errors import FencepostError, UnknownError
 from fencepost.runtime.ledger import JetStreamLog
-from fencepost.runtime.link import ApiError, Link, StreamInfo, stream_info
+from fencepost.runtime.link import ApiError, DeniedError, Link, StreamInfo, stream_info
 from fencepost.runtime.ports import Unknown, Valid
 
 STREAM_NOT_FOUND: Final = 10059
 STREAM_NAME_IN_USE: Final = 10058
+SUBJECTS_OVERLAP: Final = 10065
 
 START_S: Final = 60.0
 """How long a starting service asks again while the servers do not say."""
@@ -77,6 +78,14 @@ class StreamAwaitedError(StreamMissingError):
     """One that need not survive is missing: whoever may create it is about to. Try again."""
 
 
+class Cut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the deployment's history is cut, as its bucket says: written once, never changed."""
+
+    shards: int
+    hash: str
+    ledgers: int = 1
+
+
 def wanted(stream: streams.Stream) -> tuple[str, dict[str, Any]]:
     """The server's name and configuration of one entry of the table."""
     config = dict(stream.config)
@@ -116,34 +125,75 @@ def differences(want: dict[str, Any], have: dict[str, Any]) -> list[str]:
     return found
 
 
-async def declare(link: Link, shards: int, *, create: bool, replicas: int = 1) -> None:
+async def declare(
+    link: Link, shards: int, *, create: bool, replicas: int = 1, ledgers: int = 1
+) -> None:
     """
     Makes sure that every stream of the table is there and is as the table says.
 
-    A deployment that was made once has its ledger and its durable inputs: one of them missing is
+    A deployment that was made once has its ledgers and its durable inputs: one of them missing is
     a loss, and an empty one in its place would hide it. What is in memory or a cache is made again.
 
     Raises `StreamMissingError` when one is missing and may not be created (`StreamAwaitedError`
-    where somebody else makes it again), `StreamMismatchError` when one differs, `UnknownError`
-    when the server does not say.
+    where somebody else makes it again), `StreamMismatchError` when one differs or the deployment
+    has another number of shards or ledgers, `UnknownError` when the server does not say.
     """
-    exists = await _exists(link)
-    for stream in streams.table(shards, replicas=replicas):
+    cut = Cut(shards=shards, hash=HASH, ledgers=ledgers)
+    recorded = await _recorded(link)
+    # First: a stream that another number of ledgers asks for is not one that was lost.
+    if recorded is not None:
+        _compare(recorded, cut)
+    for stream in streams.table(shards, replicas=replicas, ledgers=ledgers):
         name, config = wanted(stream)
         is_kept = stream.kind == "stream" and stream.config["storage"] == "file"
-        if exists and is_kept and (await _info(link, name)).error is not None:
+        if recorded is not None and is_kept and (await _info(link, name)).error is not None:
             await _refuse_lost(link, name)
         try:
             await _declare_one(link, name, config, create=create)
         except StreamMissingError as error:
-            if not exists or is_kept:
+            if recorded is None or is_kept:
                 raise
             raise StreamAwaitedError(str(error)) from error
-    await _declare_meta(link, shards, create=create)
+    await _declare_meta(link, cut, create=create)
+
+
+async def check_ledgers(link: Link, shards: int, *, ledgers: int) -> None:
+    """
+    Checks by the ledgers' streams alone that each shard is in the one where this process looks.
+
+    For those who may not read the deployment's bucket. Raises as `declare` does.
+    """
+    for stream in streams.table(shards, ledgers=ledgers)[:ledgers]:
+        about = f"stream {stream.name}, of FENCEPOST_LEDGERS={ledgers}"
+        try:
+            info = await _info(link, stream.name)
+        except DeniedError as error:
+            raise StreamMissingError(
+                f"{about}, may not be looked at: {error}; has the deployment another number?"
+            ) from error
+        if info.error is not None and info.error.err_code == STREAM_NOT_FOUND:
+            raise StreamMissingError(
+                f"{about}, does not exist; `fencepost deploy streams` creates it, unless the "
+                "deployment has another number"
+            )
+        if info.error is not None:
+            raise UnknownError(f"stream {stream.name}: {info.error.description}")
+        want, have = stream.config["subjects"], info.config.get("subjects")
+        if sorted(want) != sorted(have or ()):
+            raise StreamMismatchError(
+                f"{about}, has the subjects {have}, not {want}: the deployment has another number "
+                "of ledgers or shards"
+            )
 
 
 async def declare_at_start(
-    link: Link, shards: int, *, create: bool, replicas: int = 1, within_s: float = START_S
+    link: Link,
+    shards: int,
+    *,
+    create: bool,
+    replicas: int = 1,
+    ledgers: int = 1,
+    within_s: float = START_S,
 ) -> None:
     """
     As `declare`, and asks again while the servers do not say, or a stream is awaited.
@@ -156,7 +206,7 @@ async def declare_at_start(
     deadline = loop.time() + within_s
     while True:
         try:
-            await declare(link, shards, create=create, replicas=replicas)
+            await declare(link, shards, create=create, replicas=replicas, ledgers=ledgers)
         except (UnknownError, StreamAwaitedError) as error:
             if loop.time() >= deadline:
                 raise
@@ -166,14 +216,32 @@ async def declare_at_start(
             return
 
 
-async def _exists(link: Link) -> bool:
-    """Tells whether the deployment was made before."""
+async def _recorded(link: Link) -> bytes | None:
+    """How the deployment was cut when it was made; None where none was made before."""
     info = await _info(link, f"KV_{streams.BUCKET_META}")
     if info.error is not None:
         if info.error.err_code != STREAM_NOT_FOUND:
             raise UnknownError(f"{streams.BUCKET_META}: {info.error.description}")
-        return False
-    return await read_meta(link, "shards") is not None
+        return None
+    return await read_meta(link, "shards")
+
+
+def _compare(recorded: bytes, cut: Cut) -> None:
+    """Raises `StreamMismatchError` naming the setting that is not the deployment's."""
+    if recorded == msgspec.json.encode(cut):
+        return
+    try:
+        found = msgspec.json.decode(recorded, type=Cut)
+    except msgspec.DecodeError:
+        found = cut
+    for name, setting in (("shards", "FENCEPOST_SHARDS"), ("ledgers", "FENCEPOST_LEDGERS")):
+        want, have = getattr(cut, name), getattr(found, name)
+        if want != have:
+            raise StreamMismatchError(
+                f"{setting}: this deployment was made with {have} {name}, not {want}; "
+                "`fencepost reshard` moves it to another number"
+            )
+    raise StreamMismatchError(f"{streams.BUCKET_META} shards: wanted {cut}, found {recorded!r}")
 
 
 async def _info(link: Link, name: str) -> StreamInfo:
@@ -201,6 +269,11 @@ async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create:
         error = await _create(link, name, config)
         if error is None:
             logger.info("stream_created", stream=name)
+        elif error.err_code == SUBJECTS_OVERLAP:
+            raise StreamMismatchError(
+                f"stream {name}: another stream has its subjects: was this deployment begun with "
+                "another FENCEPOST_LEDGERS?"
+            )
         elif error.err_code != STREAM_NAME_IN_USE:
             raise UnknownError(f"stream {name}: not created: {error.description}")
         info = await _info(link, name)
@@ -220,18 +293,18 @@ async def _create(link: Link, name: str, config: dict[str, Any]) -> ApiError | N
     return msgspec.json.decode(data, type=_Answer).error
 
 
-async def _declare_meta(link: Link, shards: int, *, create: bool) -> None:
-    """The number of shards and the hash, for clients; written once, compared ever after."""
+async def _declare_meta(link: Link, cut: Cut, *, create: bool) -> None:
+    """How the history is cut, for clients; written once, compared ever after."""
     have = await read_meta(link, "shards")
-    want = msgspec.json.encode({"shards": shards, "hash": HASH})
     if have is None:
         if not create:
             raise StreamMissingError(f"{streams.BUCKET_META} says nothing about shards")
-        await _write_meta(link, "shards", want)
+        await _write_meta(link, "shards", msgspec.json.encode(cut))
         await _write_meta(link, "deployment", link.nc.new_inbox().rpartition(".")[2].encode())
         have = await read_meta(link, "shards")
-    if have != want:
-        raise StreamMismatchError(f"{streams.BUCKET_META} shards: wanted {want!r}, found {have!r}")
+    if have is None:
+        raise UnknownError(f"{streams.BUCKET_META} says nothing about shards")
+    _compare(have, cut)
 
 
 async def _write_meta(link: Link, key: str, value: bytes) -> None:
@@ -247,3 +320,12 @@ async def read_meta(link: Link, key: str) -> bytes | None:
     if isinstance(got, Unknown):
         raise UnknownError(f"{streams.BUCKET_META} {key}: {got.reason}")
     return got.payload if isinstance(got, Valid) else None
+
+
+async def read_cut(link: Link) -> Cut | None:
+    """How the deployment's history is cut; None where it is proven that none was made."""
+    value = await read_meta(link, "shards")
+    try:
+        return msgspec.json.decode(value, type=Cut) if value is not None else None
+    except msgspec.DecodeError as error:
+        raise UnknownError(f"{streams.BUCKET_META} shards: {error}") from error

@@ -70,11 +70,14 @@ class Planner:
         )
         link.on_lost(self._metrics.reconnects.inc)
         await streams.declare_at_start(
-            link, self._config.shards, create=self._config.declare, replicas=self._config.replicas
+            link,
+            self._config.shards,
+            create=self._config.declare,
+            replicas=self._config.replicas,
+            ledgers=self._config.ledgers,
         )
         link.on_back(self._on_back)
         self._bus = NatsBus(link)
-        self._log = JetStreamLog(link)
         self._inputs = JetStreamInputs(link)
         self._snapshots = JetStreamSnapshots(link)
         self._shards = Replica(
@@ -91,7 +94,11 @@ class Planner:
 
     async def _declare(self, link: Link) -> None:
         await streams.declare(
-            link, self._config.shards, create=self._config.declare, replicas=self._config.replicas
+            link,
+            self._config.shards,
+            create=self._config.declare,
+            replicas=self._config.replicas,
+            ledgers=self._config.ledgers,
         )
 
     def _on_back(self) -> None:
@@ -143,12 +150,13 @@ class Planner:
             self._count(entries)
             recaller.heard(entries)
 
+        assert self._link is not None
         return ShardRunner(
             machine,
             shard,
             self._config.shards,
             owner=self.replica,
-            log=self._log,
+            log=JetStreamLog(self._link, stream=table.ledger_of(shard, self._config.ledgers)),
             bus=self._bus,
             clock=self._clock,
             inputs=self._inputs,

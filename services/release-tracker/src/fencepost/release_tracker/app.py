@@ -12,7 +12,7 @@ import secrets
 import structlog
 from faststream.nats import NatsBroker
 from fencepost.contracts import streams, subjects
-from fencepost.core.errors import LedgerBrokenError, RetryLaterError
+from fencepost.core.errors import FencepostError, LedgerBrokenError, RetryLaterError
 from fencepost.release_tracker import migrations, store
 from fencepost.release_tracker.api import Api
 from fencepost.release_tracker.dags import Dags
@@ -22,6 +22,7 @@ from fencepost.release_tracker.reading import Reader
 from fencepost.release_tracker.settings import TrackerSettings, load
 from fencepost.release_tracker.store import Store
 from fencepost.release_tracker.tasks import Tasks
+from fencepost.runtime import streams as declared
 from fencepost.runtime.bus import JetStreamInputs
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
@@ -29,6 +30,7 @@ from fencepost.runtime.metrics import TrackerMetrics
 from fencepost.runtime.service import Service, configure_logging
 
 POLL_S = 0.05
+LEDGER_AGAIN_S = 0.5
 
 logger = structlog.get_logger(__name__)
 
@@ -43,7 +45,10 @@ class Projection:
                 settings.postgres_dsn,
                 family,
                 inputs=JetStreamInputs(link),
-                log=JetStreamLog(link, stream=streams.LEDGER),
+                logs=[
+                    JetStreamLog(link, stream=name)
+                    for name in streams.ledger_names(settings.ledgers)
+                ],
                 shards=settings.shards,
                 metrics=metrics,
                 scripts=scripts,
@@ -113,20 +118,52 @@ class Tracker:
         self._link: Link | None = None
         self._dags: Dags | None = None
         self._projection: Projection | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._waits_for = ""
 
     async def start(self) -> None:
-        """Connects, and begins to take dag shards and to project."""
+        """Connects, and begins to take dag shards and to project once the ledger is found."""
         self._link = link = await _connect(self._settings, self._metrics, self.replica)
-        shards = self._settings.shards
-        self.api.tasks = Tasks(link, shards=shards, metrics=self._metrics)
-        self._dags = Dags(link, name=self.replica, shards=shards, metrics=self._metrics)
+        self.api.tasks = Tasks(link, shards=self._settings.shards, metrics=self._metrics)
+        self._waits_for = "the ledger was not looked at yet"
+        self._beginning = asyncio.create_task(self._begin(link), name="begin")
+        self._beginning.add_done_callback(_told)
+
+    async def _begin(self, link: Link) -> None:
+        """
+        Takes and reads nothing before each shard's batches are shown to be where it would look.
+
+        What cannot be shown is said and looked at again: reads over HTTP do not wait for it.
+        """
+        settings = self._settings
+        while True:
+            try:
+                await declared.check_ledgers(link, settings.shards, ledgers=settings.ledgers)
+            except FencepostError as error:
+                if self._waits_for != str(error):
+                    self._waits_for = str(error)
+                    logger.critical("ledger_not_as_it_must_be", detail=str(error))
+                await asyncio.sleep(LEDGER_AGAIN_S)
+            else:
+                break
+        self._dags = Dags(
+            link,
+            name=self.replica,
+            shards=settings.shards,
+            ledgers=settings.ledgers,
+            metrics=self._metrics,
+        )
         self._dags.start()
-        if self._settings.postgres_dsn:
-            self._projection = Projection(link, self._settings, self._metrics)
+        if settings.postgres_dsn:
+            self._projection = Projection(link, settings, self._metrics)
             self._projection.start()
+        self._waits_for = ""
 
     async def stop(self) -> None:
         """Hands every dag shard over and closes."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.gather(self._beginning, return_exceptions=True)
         if self._projection is not None:
             await self._projection.stop()
         if self._dags is not None:
@@ -137,13 +174,15 @@ class Tracker:
 
     def why_not_ready(self) -> str:
         """Says why dag shards are not run here; "" when they are."""
-        if self._dags is None or self._link is None:
+        if self._link is None:
             return "not started"
         if not self._link.is_connected:
             return "NATS: not connected"
         self._metrics.publish_dropped.set(self._link.dropped)
         if deaf := self._link.why_deaf():
             return deaf
+        if self._dags is None:
+            return f"ledger: {self._waits_for}"
         why = self._dags.why_not_ready()
         return f"dag shards: {why}" if why else ""
 
@@ -225,6 +264,7 @@ async def rebuild(settings: TrackerSettings) -> dict[str, int]:
     link = await _connect(settings, metrics, "fencepost-rebuild")
     projection = Projection(link, settings, metrics)
     try:
+        await declared.check_ledgers(link, settings.shards, ledgers=settings.ledgers)
         connection = await store.connect(settings.postgres_dsn)
         try:
             await store.wipe(connection)

@@ -33,15 +33,17 @@ logger = structlog.get_logger(__name__)
 class Dags:
     """See the module."""
 
-    def __init__(self, link: Link, *, name: str, shards: int, metrics: TrackerMetrics) -> None:
+    def __init__(
+        self, link: Link, *, name: str, shards: int, ledgers: int, metrics: TrackerMetrics
+    ) -> None:
         self._link = link
         self._name = name
         self._shards = shards
+        self._ledgers = ledgers
         self._metrics = metrics
         self._clock = SystemClock()
         self._gate = Gate()
         self._bus = NatsBus(link)
-        self._log = JetStreamLog(link)
         self._inputs = JetStreamInputs(link)
         self._snapshots = JetStreamSnapshots(link)
         self._replica = Replica(
@@ -65,7 +67,7 @@ class Dags:
             shard,
             self._shards,
             owner=self._name,
-            log=self._log,
+            log=JetStreamLog(self._link, stream=streams.ledger_of(shard, self._ledgers)),
             bus=self._bus,
             clock=self._clock,
             inputs=self._inputs,

@@ -49,10 +49,15 @@ class WrongLedgerError(FencepostError):
 
 
 class Ledger(NamedTuple):
-    """Which ledger: its stream's incarnation, and the number of shards."""
+    """Which ledger: the incarnations of its streams, in their order, and the number of shards."""
 
-    incarnation: str
+    incarnations: tuple[str, ...]
     shards: int
+
+    @property
+    def incarnation(self) -> str:
+        """As the tables say it: of one stream its own, so that another number is another text."""
+        return " ".join(self.incarnations)
 
 
 def _columns(kind: type[Any]) -> tuple[str, ...]:

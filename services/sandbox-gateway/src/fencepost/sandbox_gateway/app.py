@@ -119,7 +119,11 @@ class Gateway:
         link.on_lost(self._metrics.reconnects.inc)
         self._chunks = chunks.open_store(config.checkpoint_store, link)
         await streams.declare_at_start(
-            link, config.shards, create=config.declare, replicas=config.replicas
+            link,
+            config.shards,
+            create=config.declare,
+            replicas=config.replicas,
+            ledgers=config.ledgers,
         )
         link.on_back(self._server_is_back)
         self._running = asyncio.create_task(self._sessions(link, providers))
@@ -138,6 +142,7 @@ class Gateway:
                     self._config.shards,
                     create=self._config.declare,
                     replicas=self._config.replicas,
+                    ledgers=self._config.ledgers,
                 )
             except FencepostError as error:
                 logger.warning("streams_not_ready", detail=str(error))

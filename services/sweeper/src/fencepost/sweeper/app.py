@@ -82,7 +82,11 @@ class Service:
         )
         link.on_lost(self._metrics.reconnects.inc)
         await streams.declare_at_start(
-            link, config.shards, create=config.declare, replicas=config.replicas
+            link,
+            config.shards,
+            create=config.declare,
+            replicas=config.replicas,
+            ledgers=config.ledgers,
         )
         self._sources = NatsSources(link, self._clock, config.shards)
         await self._sources.listen()
