@@ -14,9 +14,17 @@ from fencepost.runtime import streams
 from fencepost.runtime.bus import JetStreamInputs, NatsBus
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import Link
-from fencepost.runtime.ports import AppendRefused, AppendUnknown, Bus, InputMessage, Valid
+from fencepost.runtime.ports import (
+    AppendRefused,
+    AppendUnknown,
+    Bus,
+    InputMessage,
+    Log,
+    ReadResult,
+    Valid,
+)
 
-from tests.contracts import S0, BusContract, InputsContract, LogContract, until
+from tests.contracts import S0, S1, BusContract, InputsContract, LogContract, until
 
 
 @pytest.fixture
@@ -68,6 +76,70 @@ class TestJetStreamLog(LogContract):
         await reading.aclose()  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) < 10
+
+
+class OverThreeLedgers:
+    """Each subject's own log, of three: to whoever has several shards they are as one."""
+
+    def __init__(self, link: Link, name: str = "") -> None:
+        self._logs = [
+            JetStreamLog(link, stream=name or table.ledger_of(shard, 3), append_timeout_s=0.5)
+            for shard in range(8)
+        ]
+
+    def _of(self, subject: str) -> JetStreamLog:
+        return self._logs[int(subject.rpartition(".")[2])]
+
+    async def append(
+        self, subject: str, payload: bytes, expected_last_subject_seq: int, msg_id: str = ""
+    ) -> int:
+        return await self._of(subject).append(subject, payload, expected_last_subject_seq, msg_id)
+
+    async def last(self, subject: str) -> ReadResult:
+        return await self._of(subject).last(subject)
+
+    async def next_after(self, subject: str, after_seq: int) -> ReadResult:
+        return await self._of(subject).next_after(subject, after_seq)
+
+    def read(self, subject: str, from_seq: int) -> AsyncIterator[tuple[int, bytes]]:
+        return self._of(subject).read(subject, from_seq)
+
+    async def server_now_ms(self) -> int:
+        return await self._logs[0].server_now_ms()
+
+
+class TestJetStreamLogOverThreeLedgers(LogContract):
+    @pytest.fixture
+    async def apart(self, nats_server: Any) -> AsyncIterator[Link]:
+        link = await Link.connect(nats_server.url, name="test")
+        await streams.declare(link, 8, create=True, ledgers=3)
+        yield link
+        await link.close()
+
+    @pytest.fixture
+    def log(self, apart: Link) -> Log:
+        return OverThreeLedgers(apart)
+
+    @pytest.fixture
+    def missing_log(self, apart: Link) -> Log:
+        return OverThreeLedgers(apart, "FP_NOT_THERE")
+
+    async def test_sequences_are_each_streams_own(self, log: Log) -> None:
+        heads = [await log.append(f"fp.v1.ledger.toy.{n}", b"x", 0) for n in range(8)]
+        assert heads == [1, 1, 1, 2, 2, 2, 3, 3]
+        # Both families of a shard are in one stream: a shard and a sequence name one batch.
+        assert await log.append("fp.v1.ledger.other.0", b"x", 0) == 4
+
+    async def test_an_append_by_who_looks_in_another_stream_is_never_taken_for_its_own(
+        self, log: Log, apart: Link
+    ) -> None:
+        head = await log.append(S1, b"a", 0)
+        stranger = JetStreamLog(apart, stream=table.ledger_of(0, 3))
+        with pytest.raises(AppendRefused):
+            await stranger.append(S1, b"b", 0)
+        with pytest.raises(AppendUnknown, match="FP_LEDGER_1"):
+            await stranger.append(S1, b"c", head)
+        assert [payload async for _, payload in log.read(S1, 1)] == [b"a", b"c"]
 
 
 class TestNatsBus(BusContract):

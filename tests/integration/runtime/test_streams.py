@@ -53,6 +53,60 @@ async def test_another_number_of_shards_is_refused(link: Link) -> None:
         await streams.declare(link, 16, create=True)
 
 
+@pytest.mark.parametrize(("made", "asked"), [(1, 3), (3, 1), (3, 2), (2, 3)])
+async def test_another_number_of_ledgers_is_refused_by_its_name_and_nothing_is_made(
+    link: Link, made: int, asked: int
+) -> None:
+    await streams.declare(link, 8, create=True, ledgers=made)
+    await streams.declare(link, 8, create=False, ledgers=made)
+    for create in (True, False):
+        with pytest.raises(
+            streams.StreamMismatchError, match=f"FENCEPOST_LEDGERS: .* made with {made} ledgers"
+        ):
+            await streams.declare(link, 8, create=create, ledgers=asked)
+    for name in set(table.ledger_names(asked)) - set(table.ledger_names(made)):
+        assert (await stream_info(link, name)).error is not None
+    cut = await streams.read_cut(link)
+    assert cut is not None
+    assert (cut.shards, cut.ledgers) == (8, made)
+
+
+@pytest.mark.parametrize(("made", "asked"), [(1, 3), (3, 1), (3, 2), (2, 3)])
+async def test_a_deployment_half_made_is_not_gone_on_with_by_another_number(
+    link: Link, made: int, asked: int
+) -> None:
+    """Its record is not written yet: the streams themselves are in the way."""
+    name, config = streams.wanted(table.table(8, ledgers=made)[0])
+    assert b'"error"' not in await link.api(f"STREAM.CREATE.{name}", config)
+    with pytest.raises(streams.StreamMismatchError, match=r"FENCEPOST_LEDGERS|subjects: wanted"):
+        await streams.declare(link, 8, create=True, ledgers=asked)
+    await streams.declare(link, 8, create=True, ledgers=made)
+
+
+async def test_who_may_look_at_the_streams_alone_sees_another_number(link: Link) -> None:
+    with pytest.raises(streams.StreamMissingError, match="FENCEPOST_LEDGERS=3"):
+        await streams.check_ledgers(link, 8, ledgers=3)
+    await streams.declare(link, 8, create=True, ledgers=3)
+    await streams.check_ledgers(link, 8, ledgers=3)
+    with pytest.raises(streams.StreamMissingError, match="FENCEPOST_LEDGERS=1, does not exist"):
+        await streams.check_ledgers(link, 8, ledgers=1)
+    with pytest.raises(streams.StreamMismatchError, match="FENCEPOST_LEDGERS=2, has the subjects"):
+        await streams.check_ledgers(link, 8, ledgers=2)
+    with pytest.raises(streams.StreamMismatchError, match="FENCEPOST_LEDGERS=3, has the subjects"):
+        await streams.check_ledgers(link, 9, ledgers=3)
+
+
+async def test_one_lost_ledger_of_several_is_not_replaced(link: Link) -> None:
+    await streams.declare(link, 8, create=True, ledgers=3)
+    config = (await stream_info(link, "FP_LEDGER_1")).config
+    await link.api("STREAM.DELETE.FP_LEDGER_1")
+    with pytest.raises(streams.StreamMissingError, match="FP_LEDGER_1 is lost"):
+        await streams.declare(link, 8, create=True, ledgers=3)
+    assert (await stream_info(link, "FP_LEDGER_1")).error is not None
+    await link.api("STREAM.CREATE.FP_LEDGER_1", config)
+    await streams.declare(link, 8, create=True, ledgers=3)
+
+
 async def test_the_ledger_cannot_be_cut(link: Link) -> None:
     await streams.declare(link, 8, create=True)
     await link.call("fp.v1.ledger.toy.0", b"x", timeout_s=5)

@@ -16,13 +16,15 @@ def test_page_and_configuration_are_up_to_date() -> None:
     assert make_grants.CONFIGURATION.read_text() == authorization.render()
 
 
-def test_nobody_changes_the_ledgers_stream_and_only_the_operator_creates_one() -> None:
+@pytest.mark.parametrize("ledgers", [1, 3])
+def test_nobody_changes_a_ledgers_stream_and_only_the_operator_creates_one(ledgers: int) -> None:
     for role in ROLES:
-        for subject in grants.publishes(role):
+        for subject in grants.publishes(role, ledgers=ledgers):
             for verb in CHANGING:
-                assert subject != f"{grants.API}.STREAM.{verb}.{streams.LEDGER}" or (
-                    verb == "CREATE" and role == "operator"
-                )
+                changed = {
+                    f"{grants.API}.STREAM.{verb}.{name}" for name in streams.ledger_names(ledgers)
+                }
+                assert subject not in changed or (verb == "CREATE" and role == "operator")
             if subject.startswith(f"{grants.API}.STREAM.CREATE."):
                 assert role == "operator"
             assert not subject.startswith(f"{grants.API}.STREAM.UPDATE.")
@@ -81,6 +83,7 @@ def test_who_is_asked_is_one_role_and_who_is_heard_is_one() -> None:
 
 def test_every_stream_is_used_and_can_be_written() -> None:
     assert {use.stream for use in grants.uses()} == set(grants.every_stream())
+    assert {use.stream for use in grants.uses(3)} == set(grants.every_stream(3))
     said = [row.subject for row in grants.SAID if row.kind == "stored"]
     for stream in streams.table(1):
         prefix = {"kv": "$KV.{}.", "objects": "$O.{}."}.get(stream.kind)

@@ -106,3 +106,15 @@ def test_wrong_addresses(monkeypatch: pytest.MonkeyPatch, name: str, value: str)
 def test_right_ones_are_taken(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"FENCEPOST_{name.upper()}", value)
     settings.load(settings.Settings)
+
+
+def test_each_ledger_needs_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCEPOST_LEDGERS", raising=False)
+    assert settings.load(settings.Settings).ledgers == 1
+    monkeypatch.setenv("FENCEPOST_SHARDS", "4")
+    monkeypatch.setenv("FENCEPOST_LEDGERS", "4")
+    assert settings.load(settings.Settings).ledgers == 4
+    for wrong, why in (("5", "at most the number of shards, 4"), ("0", "greater"), ("x", "int")):
+        monkeypatch.setenv("FENCEPOST_LEDGERS", wrong)
+        with pytest.raises(RefusedError, match=f"^FENCEPOST_LEDGERS: .*{why}"):
+            settings.load(settings.Settings)
