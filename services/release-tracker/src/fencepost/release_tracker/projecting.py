@@ -11,10 +11,9 @@ The other half is `store`, which reads the rows that a group of batches names an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fencepost.core import limits
-from fencepost.core.errors import FencepostError
 from fencepost.core.sandbox import entries as e
 from fencepost.core.steps import StepSpec
 from fencepost.release_tracker.rows import (
@@ -29,23 +28,10 @@ from fencepost.release_tracker.rows import (
     number,
     text,
 )
+from fencepost.release_tracker.working import Group
 
 VERSION: Final = 2
 """Rises whenever the same ledger would give other rows; the projection is then made again."""
-
-_Row = TypeVar("_Row", bound=Row)
-
-
-class ShardStopsError(FencepostError):
-    """A batch of this shard cannot be projected, and no other try would go better."""
-
-    def __init__(self, shard: int, message: str) -> None:
-        super().__init__(message)
-        self.shard = shard
-
-
-class ProjectionHoleError(ShardStopsError):
-    """The tables lack a row that the ledger says was made: they were changed by other hands."""
 
 
 class Names:
@@ -88,20 +74,16 @@ class Names:
             yield HolderRow, "key", (sandboxes, kinds, holders)
 
 
-class Working:
-    """The rows that a group of batches reads and changes, until they are written."""
+class Working(Group):
+    SHARD = "shard"
 
     def __init__(self) -> None:
+        super().__init__()
         self.sandboxes: dict[str, SandboxRow] = {}
         self.epochs: dict[tuple[str, int], EpochRow] = {}
         self.steps: dict[tuple[str, str], StepRow] = {}
         self.attempts: dict[tuple[str, str, int, int], AttemptRow] = {}
         self.holders: dict[tuple[str, str, str], HolderRow] = {}
-        self.changed: dict[type, dict[Any, Row]] = {}
-        self._shard = 0
-        self._seq = 0
-        self._index = 0
-        self._now_ms = 0
 
     def take(self, row: Row) -> None:
         """Takes a row as it stands in the table."""
@@ -119,26 +101,10 @@ class Working:
             case RefusalRow():
                 raise AssertionError("refusals are never read back")
 
-    def apply(self, shard: int, seq: int, now_ms: int, entries: Iterable[e.SandboxEntry]) -> None:
-        """Takes one whole batch. Raises `ProjectionHoleError`."""
-        self._shard, self._seq, self._now_ms = shard, seq, now_ms
-        for index, entry in enumerate(entries):
-            self._index = index
-            _BY_KIND[type(entry)](self, entry)
+    def apply_one(self, entry: Any) -> None:
+        _BY_KIND[type(entry)](self, entry)
 
     # --- rows -----------------------------------------------------------------------------
-
-    def _change(self, row: _Row) -> _Row:
-        key = tuple(getattr(row, field) for field in row.KEY)
-        self.changed.setdefault(type(row), {})[key] = row
-        return row
-
-    def _hole(self, what: str) -> ProjectionHoleError:
-        return ProjectionHoleError(
-            self._shard,
-            f"shard {self._shard}, sequence {self._seq}: the projection lacks {what};"
-            " make it again: python -m fencepost.release_tracker rebuild",
-        )
 
     def _sandbox(self, entry: Any) -> SandboxRow:
         row = self.sandboxes.get(name(entry.sandbox))

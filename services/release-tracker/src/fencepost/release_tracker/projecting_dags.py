@@ -5,7 +5,7 @@ What each entry of a dag shard does to the rows of the projection. Only computes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fencepost.core.dag import entries as e
 from fencepost.release_tracker.dag_rows import (
@@ -13,13 +13,10 @@ from fencepost.release_tracker.dag_rows import (
     DagRefusalRow,
     DagRow,
     NodeRow,
-    Row,
     VerdictRow,
 )
-from fencepost.release_tracker.projecting import ProjectionHoleError
 from fencepost.release_tracker.rows import name, number, text
-
-_Row = TypeVar("_Row", bound=Row)
+from fencepost.release_tracker.working import Group
 
 
 class DagNames:
@@ -68,18 +65,14 @@ def key_of(node: str) -> bytes:
     return node.encode(errors="replace")
 
 
-class DagWorking:
-    """The rows that a group of batches reads and changes, until they are written."""
+class DagWorking(Group):
+    SHARD = "dag shard"
 
     def __init__(self) -> None:
+        super().__init__()
         self.dags: dict[str, DagRow] = {}
         self.nodes: dict[str, dict[bytes, NodeRow]] = {}
         self.acquisitions: dict[tuple[str, str], AcquisitionRow] = {}
-        self.changed: dict[type, dict[Any, Any]] = {}
-        self._shard = 0
-        self._seq = 0
-        self._index = 0
-        self._now_ms = 0
 
     def take(self, row: Any) -> None:
         """Takes a row as it stands in the table."""
@@ -93,24 +86,8 @@ class DagWorking:
             case _:
                 raise AssertionError("verdicts and refusals are never read back")
 
-    def apply(self, shard: int, seq: int, now_ms: int, entries: Iterable[Any]) -> None:
-        """Takes one whole batch. Raises `ProjectionHoleError`."""
-        self._shard, self._seq, self._now_ms = shard, seq, now_ms
-        for index, entry in enumerate(entries):
-            self._index = index
-            _BY_KIND[type(entry)](self, entry)
-
-    def _change(self, row: _Row) -> _Row:
-        key = tuple(getattr(row, field) for field in row.KEY)
-        self.changed.setdefault(type(row), {})[key] = row
-        return row
-
-    def _hole(self, what: str) -> ProjectionHoleError:
-        return ProjectionHoleError(
-            self._shard,
-            f"dag shard {self._shard}, sequence {self._seq}: the projection lacks {what};"
-            " make it again: python -m fencepost.release_tracker rebuild",
-        )
+    def apply_one(self, entry: Any) -> None:
+        _BY_KIND[type(entry)](self, entry)
 
     def _dag(self, entry: Any) -> DagRow:
         row = self.dags.get(name(entry.dag))
