@@ -26,10 +26,11 @@ TABLES = (*(kind.TABLE for family in FAMILIES for kind in family.rows), "project
 class Stack:
     """One ledger and one database; projectors are started and stopped by the test."""
 
-    def __init__(self, link: Link, dsn: str) -> None:
+    def __init__(self, link: Link, dsn: str, *, ledgers: int = 1) -> None:
         self.link = link
         self.dsn = dsn
-        self.log = JetStreamLog(link, stream=streams.LEDGER)
+        self.logs = [JetStreamLog(link, stream=name) for name in streams.ledger_names(ledgers)]
+        self.log = self.logs[0]
         self.scripts = migrations.read(migrations.default_folder())
 
     def projector(
@@ -42,7 +43,7 @@ class Stack:
             self.dsn,
             family,
             inputs=JetStreamInputs(self.link),
-            logs=[self.log],
+            logs=self.logs,
             shards=shards,
             metrics=metrics or TrackerMetrics(),
             scripts=self.scripts,
@@ -57,6 +58,15 @@ class Stack:
         finally:
             if task.done():
                 task.result()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def measuring(self, projector: Projector) -> AsyncIterator[None]:
+        task = asyncio.create_task(projector.measure())
+        try:
+            yield
+        finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
