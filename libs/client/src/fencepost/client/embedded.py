@@ -21,6 +21,8 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,59 +59,13 @@ def _path_folders() -> list[Path]:
     return [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
 
 
-class NatsServer:
-    """One nats-server with JetStream on `data`; `url` and `port` stay over a restart."""
+class _Server:
+    """A server of ours, in one process at a time."""
 
-    def __init__(self, data: Path, *, sync_always: bool, extra_config: str) -> None:
+    def __init__(self, data: Path) -> None:
         self._data = data
-        self._sync_always = sync_always
-        self._extra = extra_config
         self._child: Child | None = None
         self.port = 0
-        self.monitor_port = 0
-
-    @classmethod
-    async def start(
-        cls,
-        data: Path,
-        *,
-        port: int = 0,
-        sync_always: bool = True,
-        extra_config: str = "",
-    ) -> NatsServer:
-        """
-        Starts a server and waits until it answers with JetStream on; raises `StartError`.
-
-        With `port` 0 a free one is found. `sync_always` off is for tests that do not measure and
-        do not cut the power: an acknowledged message may then be lost with the machine.
-        """
-        server = cls(data.resolve(), sync_always=sync_always, extra_config=extra_config)
-        tries = _PORT_TRIES if port == 0 else 1
-        for left in reversed(range(tries)):
-            server.port = port or free_port()
-            server.monitor_port = free_port()
-            try:
-                await server._run()
-            except StartError as error:
-                if not left or "address already in use" not in str(error):
-                    raise
-            else:
-                break
-        return server
-
-    async def restart(self) -> None:
-        """Starts it again on the same data and port, after a kill or a stop."""
-        if self._child is not None and self._child.is_running:
-            await self.stop()
-        await self._run()
-
-    @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
-
-    @property
-    def monitor_url(self) -> str:
-        return f"http://127.0.0.1:{self.monitor_port}"
 
     @property
     def child(self) -> Child:
@@ -128,9 +84,69 @@ class NatsServer:
         """SIGKILL, as a crash would."""
         self.child.kill()
 
+    async def _on_a_port(self, port: int, run: Callable[[], Awaitable[None]]) -> None:
+        """Runs it on `port`, or where that is 0 on a free one, which others may take before it."""
+        tries = _PORT_TRIES if port == 0 else 1
+        for left in reversed(range(tries)):
+            self.port = port or free_port()
+            try:
+                await run()
+            except StartError as error:
+                if not left or "ddress already in use" not in str(error):
+                    raise
+            else:
+                return
+
+
+class NatsServer(_Server):
+    """One nats-server with JetStream on `data`; `url` and `port` stay over a restart."""
+
+    def __init__(self, data: Path, *, sync_always: bool, extra_config: str) -> None:
+        super().__init__(data)
+        self._sync_always = sync_always
+        self._extra = extra_config
+        self.monitor_port = 0
+
+    @classmethod
+    async def start(
+        cls,
+        data: Path,
+        *,
+        port: int = 0,
+        sync_always: bool = True,
+        extra_config: str = "",
+    ) -> NatsServer:
+        """
+        Starts a server and waits until it answers with JetStream on; raises `StartError`.
+
+        With `port` 0 a free one is found. `sync_always` off is for tests that do not measure and
+        do not cut the power: an acknowledged message may then be lost with the machine.
+        """
+        server = cls(data.resolve(), sync_always=sync_always, extra_config=extra_config)
+        await server._on_a_port(port, server._run_with_new_monitor)
+        return server
+
+    async def restart(self) -> None:
+        """Starts it again on the same data and port, after a kill or a stop."""
+        if self._child is not None and self._child.is_running:
+            await self.stop()
+        await self._run()
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self.monitor_port}"
+
     async def stop(self) -> None:
         """Stops it cleanly; its data stay."""
         await self.child.stop(grace_s=10.0)
+
+    async def _run_with_new_monitor(self) -> None:
+        self.monitor_port = free_port()
+        await self._run()
 
     async def _run(self) -> None:
         name = f"fencepost-{secrets.token_hex(6)}"
@@ -201,7 +217,7 @@ _POSTGRES_SETTINGS: Final = {
 }
 
 
-class PostgresServer:
+class PostgresServer(_Server):
     """
     One PostgreSQL on `data`, user and database `fencepost`.
 
@@ -209,11 +225,9 @@ class PostgresServer:
     """
 
     def __init__(self, data: Path, user: int | None) -> None:
-        self._data = data
+        super().__init__(data)
         self._user = user
-        self._child: Child | None = None
         self._password = ""
-        self.port = 0
 
     @classmethod
     async def start(cls, data: Path, port: int = 0) -> PostgresServer:
@@ -233,38 +247,12 @@ class PostgresServer:
         cluster = data / "cluster"
         if not (cluster / "PG_VERSION").exists():
             await server._make_cluster(binaries, cluster)
-        tries = _PORT_TRIES if port == 0 else 1
-        for left in reversed(range(tries)):
-            server.port = port or free_port()
-            try:
-                await server._run(binaries, cluster)
-            except StartError as error:
-                if not left or "ddress already in use" not in str(error):
-                    raise
-            else:
-                break
+        await server._on_a_port(port, partial(server._run, binaries, cluster))
         return server
 
     @property
     def dsn(self) -> str:
         return f"postgresql://fencepost:{self._password}@127.0.0.1:{self.port}/fencepost"
-
-    @property
-    def child(self) -> Child:
-        assert self._child is not None
-        return self._child
-
-    @property
-    def pid(self) -> int:
-        return self.child.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.child.is_running
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would."""
-        self.child.kill()
 
     async def stop(self) -> None:
         """Stops it without waiting for its clients; its data stay."""
