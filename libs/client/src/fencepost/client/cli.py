@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, cast
 
 import msgspec
 import typer
-from fencepost.client import arguments, commands
+from fencepost.client import arguments, command_line, commands
 from fencepost.client.client import Client, ReadResult
 from fencepost.client.errors import NoServerError, ToolFailedError
 from fencepost.client.outcome import StepOutcome
@@ -39,7 +39,7 @@ UNKNOWN: Final = 5
 
 Result = TypeVar("Result")
 
-app = typer.Typer(
+app = command_line.App(
     name="fencepost",
     help="Tool steps that commit only when their receipt joins the live generation of a sandbox.",
     no_args_is_help=True,
@@ -47,10 +47,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-sandbox_app = typer.Typer(
+sandbox_app = command_line.App(
     help="Create, reclaim, release and look at sandboxes.", no_args_is_help=True
 )
-step_app = typer.Typer(help="Run, look at, cancel and resolve steps.", no_args_is_help=True)
+step_app = command_line.App(help="Run, look at, cancel and resolve steps.", no_args_is_help=True)
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(step_app, name="step")
 
@@ -76,21 +76,34 @@ def main() -> None:
     """Runs the command; the only place that turns errors into exit codes."""
     _log_to_stderr()
     try:
-        app()
+        command_line.require_utf8(sys.argv[1:])
+        ended = app(standalone_mode=False)
     except FencepostError as error:
         fail(error)
+    except command_line.UsageError as error:
+        _fail_usage(error)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except UnicodeEncodeError:
-        fail(RefusedError("bad_arguments", "expected arguments in UTF-8"))
     except OSError as error:
         if error.filename is None:
             raise  # of no file that somebody named
         told = f"{error.filename}: {error.strerror or error}"
         fail(RefusedError("unusable_file", told, expected="a file or folder that can be used"))
+    sys.exit(ended if isinstance(ended, int) else OK)
+
+
+def _fail_usage(error: Any) -> NoReturn:
+    """Says what typer found wrong with the command line, in its words."""
+    if _asks_for_json(sys.argv[1:]):
+        parameter = getattr(error, "param", None)
+        field = "" if parameter is None else command_line.name_of(parameter)
+        detail = error.format_message()
+        emit({"error": {"reason": "usage", "field": field, "expected": "", "detail": detail}})
+    error.show()
+    sys.exit(error.exit_code)
 
 
 def fail(error: FencepostError) -> NoReturn:

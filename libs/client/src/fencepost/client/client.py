@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 import nats.errors
-from fencepost.client import answers, blobs, commands, ledger, ulid
+from fencepost.client import answers, blobs, checks, commands, ledger, ulid
 from fencepost.client.commands import Undo
 from fencepost.client.dags import DagCalls
 from fencepost.client.errors import NoServerError, OutcomeUnknownError, ToolFailedError
@@ -31,7 +31,7 @@ from fencepost.contracts.messages import Ask, ReadReply, ReadRequest
 from fencepost.core import ids, limits
 from fencepost.core.errors import RefusedError, UnknownError
 from fencepost.core.steps import CommitAfter, SandboxSpec, canonical, digest_of
-from fencepost.runtime import access
+from fencepost.runtime import access, address
 from fencepost.runtime.access import Access
 from fencepost.runtime.link import Link
 from fencepost.runtime.streams import Cut
@@ -76,6 +76,7 @@ class StepHandle:
         """
         if timeout_s is None:
             return await self._waiting.end()
+        checks.seconds("timeout_s", timeout_s, or_none=True)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._waiting.end()
@@ -109,24 +110,30 @@ class Client(DagCalls, RecoveryCalls):
 
         `user` says as whom; left out, FENCEPOST_NATS_CREDENTIALS, FENCEPOST_NATS_CA, …_CERT and
         …_KEY do, else the credentials that `fencepost up` made here. `wait_s`: how long to wait
-        for a deployment that is just starting. Raises `NoServerError`, and `RefusedError` where
-        the server does not take the credentials.
+        for a deployment that is just starting. `url` may name several servers, and a user, who
+        goes before all of these (`runtime.address`). Raises `NoServerError`, and `RefusedError`
+        where the server does not take the credentials.
         """
+        checks.text("name", name, bytes_max=256)
+        checks.seconds("wait_s", wait_s, or_none=True)
         user = user_of_environment() if user is None else user
-        found = url or os.environ.get("FENCEPOST_NATS_URL") or url_of_up(UP_FILE)
-        if not found:
+        found = url
+        if found is None:
+            found = os.environ.get("FENCEPOST_NATS_URL") or url_of_up(UP_FILE)
+        if found is None:
             raise NoServerError(
                 "no server: name one, set FENCEPOST_NATS_URL, or run `fencepost up` in this folder"
             )
+        shown = address.require("FENCEPOST_NATS_URL" if url is None else "url", found).shown
         deadline = asyncio.get_running_loop().time() + wait_s
         while not await takes_connections(found):
             if asyncio.get_running_loop().time() >= deadline:
-                raise NoServerError(f"no server at {found}")
+                raise NoServerError(f"no server at {shown}")
             await asyncio.sleep(_POLL_S)
         try:
             link = await Link.connect(found, name=name, access=user)
         except (nats.errors.Error, OSError, ValueError) as error:
-            raise NoServerError(f"no server at {found}: {error or type(error).__name__}") from error
+            raise NoServerError(f"no server at {shown}: {error or type(error).__name__}") from error
         try:
             cut = await _cut_of(link, deadline)
             client = cls(link, cut.shards, cut.ledgers)
@@ -172,6 +179,8 @@ class Client(DagCalls, RecoveryCalls):
         The same `step` id again is the same call: it is not run twice, and both get its outcome.
         A step that is not committed is an outcome, not an error: look, or call `.require()`.
         """
+        if timeout_s is not None:
+            checks.seconds("timeout_s", timeout_s, or_none=True)
         handle = await self.submit(
             sandbox,
             tool,
@@ -211,13 +220,15 @@ class Client(DagCalls, RecoveryCalls):
         write. Raises `RefusedError` naming the wrong field before
         anything is sent.
         """
-        arguments = {**args, **kw} if args is not None else kw
+        arguments = {**checks.mapping("args", args), **kw} if args is not None else kw
         commands.require_id("sandbox", sandbox)
         if step is None:
             step = ulid.mint()
         else:
             commands.require_id("step", step)
         commands.require_arguments(tool, arguments)
+        if compensation is not None:
+            checks.mapping("compensation", compensation)
         commands.require_compensation(tool, compensation)
         body = await self._body(tool, arguments)
         command = commands.step_command(
@@ -247,7 +258,7 @@ class Client(DagCalls, RecoveryCalls):
         return StepHandle(waiting)
 
     async def _body(self, tool: str, arguments: Mapping[str, Any]) -> bytes:
-        body = canonical(arguments)
+        body = commands.written("args", arguments)
         if len(body) <= limits.INLINE_BYTES_MAX:
             return body
         referring = await blobs.by_reference(self._blobs, tool, dict(arguments))
@@ -261,6 +272,8 @@ class Client(DagCalls, RecoveryCalls):
         """Waits for the end of a step that somebody else sent, or this client before."""
         commands.require_id("sandbox", sandbox)
         commands.require_id("step", step)
+        if timeout_s is not None:
+            checks.seconds("timeout_s", timeout_s, or_none=True)
         await self._waits.watch(sandbox)
         waiting = self._waits.find(sandbox, step) or self._waits.add(sandbox, step, b"", "")
         self._waits.ask_soon(waiting)
@@ -333,6 +346,9 @@ class Client(DagCalls, RecoveryCalls):
 
         Raises `RefusedError` for a step that is not known.
         """
+        checks.text("reason", reason)
+        if timeout_s is not None:
+            checks.seconds("timeout_s", timeout_s, or_none=True)
         answer = await self._step_answer(sandbox, step)
         sent = self._waits.find(sandbox, step)
         while (
@@ -362,6 +378,10 @@ class Client(DagCalls, RecoveryCalls):
 
         Gives the step's state afterwards. Raises `RefusedError` when it is not indeterminate.
         """
+        checks.one_of("as_", as_, ("committed", "compensated"))
+        checks.text("who", who, empty=False)
+        checks.text("note", note)
+        checks.seconds("timeout_s", timeout_s)
         answer = await self._step_answer(sandbox, step)
         if answer.state != "indeterminate":
             raise RefusedError(
@@ -415,14 +435,16 @@ class Client(DagCalls, RecoveryCalls):
         Below `epoch_min` the answer is unknown. Raises `RefusedError` (yours), `ToolFailedError`
         (it ran and failed), `UnknownError` (nothing can be said now).
         """
-        arguments = {**(args or {}), **kw}
+        arguments = {**checks.mapping("args", {} if args is None else args), **kw}
         commands.require_id("sandbox", sandbox)
         commands.require_arguments(tool, arguments)
+        checks.whole("epoch_min", epoch_min, 0)
+        checks.seconds("timeout_s", timeout_s)
         request = ReadRequest(
             tool=tool,
-            args=msgspec.Raw(canonical(arguments)),
+            args=msgspec.Raw(commands.written("args", arguments)),
             epoch_min=epoch_min,
-            timeout_ms=int(timeout_s * 1000),
+            timeout_ms=max(1, int(timeout_s * 1000)),
         )
         try:
             message = await self.link.call(
@@ -481,8 +503,9 @@ class Client(DagCalls, RecoveryCalls):
         With `wait` it has a live generation then. The same name and spec again is the same
         sandbox; a name is never used for a second one. `reason` is recorded with the hold.
         """
-        sandbox = commands.require_id("sandbox", name or f"sbx-{ulid.mint()}")
-        body = {"spec": commands.spec_of(spec), "reason": reason}
+        sandbox = commands.require_id("sandbox", f"sbx-{ulid.mint()}" if name is None else name)
+        body = {"spec": commands.spec_of(spec), "reason": checks.text("reason", reason)}
+        checks.seconds("timeout_s", timeout_s)
         command = ulid.mint()
         async with await answers.Refusals.listen(self.link, sandbox, command) as refusals:
             await self._command("create", sandbox, command, body)
@@ -504,6 +527,7 @@ class Client(DagCalls, RecoveryCalls):
 
         With `wait`, gives what `show` says once a later generation is live.
         """
+        checks.seconds("timeout_s", timeout_s)
         before = await self.show(sandbox)
         await self.fault(sandbox, {"do": "reclaim"})
         if not wait:
@@ -520,9 +544,9 @@ class Client(DagCalls, RecoveryCalls):
     ) -> dict[str, Any]:
         """Injects a fault through the sandbox's gateway; the verbs are in docs/client.md."""
         commands.require_id("sandbox", sandbox)
-        message = await self.link.call(
-            subjects.fault(sandbox), _encode(dict(order)), timeout_s=timeout_s
-        )
+        checks.seconds("timeout_s", timeout_s)
+        body = commands.written("order", checks.mapping("order", order))
+        message = await self.link.call(subjects.fault(sandbox), body, timeout_s=timeout_s)
         return _require_ok(order, message.data)
 
     async def fault_ahead(
@@ -530,7 +554,8 @@ class Client(DagCalls, RecoveryCalls):
     ) -> None:
         """Injects a fault into a sandbox that is yet to come: `{"do": "slow_create", "ms": n}`."""
         commands.require_id("sandbox", sandbox)
-        body = _encode({**order, "sandbox": sandbox})
+        checks.seconds("timeout_s", timeout_s)
+        body = commands.written("order", {**checks.mapping("order", order), "sandbox": sandbox})
         message = await self.link.call(subjects.FAULT_AHEAD, body, timeout_s=timeout_s)
         _require_ok(order, message.data)
 
@@ -542,6 +567,8 @@ class Client(DagCalls, RecoveryCalls):
 
         With `wait`, gives what `show` says once it is gone, or once only others hold it.
         """
+        commands.require_id("sandbox", sandbox)
+        checks.seconds("timeout_s", timeout_s)
         command = ulid.mint()
         async with (
             await answers.Refusals.listen(self.link, sandbox, command) as refusals,
@@ -650,12 +677,16 @@ async def _cut_of(link: Link, deadline: float) -> Cut:
 
 
 async def takes_connections(url: str) -> bool:
-    """Tells whether something listens there: the connection proper would try for ever."""
-    for address in url.split(","):
-        host, _, port = address.rpartition("//")[2].rpartition("@")[2].partition(":")
-        with contextlib.suppress(OSError, TimeoutError, ValueError, OverflowError):
+    """
+    Tells whether something listens there: the connection proper would try for ever.
+
+    Raises `RefusedError` for an address that is none.
+    """
+    for server in address.require("url", url).servers:
+        # A name that is too long for the system's own is a UnicodeError.
+        with contextlib.suppress(OSError, TimeoutError, UnicodeError):
             async with asyncio.timeout(_CONNECT_S):
-                _, writer = await asyncio.open_connection(host, int(port or 4222))
+                _, writer = await asyncio.open_connection(server.host, server.port)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -690,6 +721,9 @@ async def _patience(seconds: float, what: str) -> AsyncIterator[None]:
 def _content(field: str, content: str | bytes) -> dict[str, str]:
     if isinstance(content, str):
         return {field: content}
+    if not isinstance(content, bytes | bytearray | memoryview):
+        checks.refused(f"args.{field}", "text or bytes", content)
+    content = bytes(content)
     try:
         return {field: content.decode()}
     except UnicodeDecodeError:

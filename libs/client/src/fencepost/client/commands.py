@@ -6,17 +6,18 @@ The same table of tools decides here and at the shard; here it only spares the w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
+from fencepost.client import checks
 from fencepost.core import ids, limits, tools
 from fencepost.core.errors import RefusedError
-from fencepost.core.steps import SandboxSpec, canonical
+from fencepost.core.steps import SandboxSpec, canonical, spec_problem
 
 _encode = msgspec.json.Encoder().encode
 
-Undo = str | Sequence[str] | Mapping[str, Any]
+Undo = str | Iterable[str] | Mapping[str, Any]
 """A caller's undo command: a shell line, an argv, or `run_command` arguments."""
 
 
@@ -25,7 +26,7 @@ def require_id(field: str, value: object) -> str:
     if not ids.is_id(value):
         raise RefusedError(
             "bad_id",
-            f"{field}: expected an id matching {ids.ID_PATTERN}, got {str(value)[:80]!r}",
+            f"{field}: expected an id matching {ids.ID_PATTERN}, got {ascii(value)[:80]}",
             field=field,
             expected=ids.ID_PATTERN,
         )
@@ -35,6 +36,7 @@ def require_id(field: str, value: object) -> str:
 
 def require_arguments(tool: str, args: Mapping[str, Any]) -> None:
     """Raises `RefusedError` with the first fault's field, as the shard would."""
+    checks.text("tool", tool)
     fault = tools.check(tool, args)
     if fault is not None:
         raise RefusedError(
@@ -50,8 +52,27 @@ def command_arguments(command: Undo) -> dict[str, Any]:
     if isinstance(command, str):
         return {"shell": command}
     if isinstance(command, Mapping):
-        return dict(command)
+        return checks.mapping("command", command)
+    if isinstance(command, bytes | bytearray) or not isinstance(command, Iterable):
+        checks.refused("command", "a shell line, an argv, or run_command arguments", command)
     return {"argv": list(command)}
+
+
+def written(field: str, value: Mapping[str, Any]) -> bytes:
+    """
+    The exact bytes of a caller's object. Raises `RefusedError` for what JSON cannot carry.
+
+    What is no JSON value at all, and text, numbers and depths that it cannot take.
+    """
+    try:
+        return canonical(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RefusedError(
+            "bad_arguments",
+            f"{field}: expected values that JSON can carry: {ascii(str(error))[1:-1][:200]}",
+            field=field,
+            expected="JSON values",
+        ) from error
 
 
 def compensation_of(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -84,7 +105,7 @@ def compensation_of(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
             field=fault.field,
             expected=fault.expected,
         )
-    return {"kind": kind, "args": msgspec.Raw(canonical(given["args"]))}
+    return {"kind": kind, "args": msgspec.Raw(written("compensation.args", given["args"]))}
 
 
 def require_compensation(tool: str, compensation: object) -> None:
@@ -173,12 +194,21 @@ def spec_of(spec: SandboxSpec | Mapping[str, Any] | None) -> SandboxSpec:
     """The spec of a sandbox; raises `RefusedError` naming the wrong field."""
     if spec is None:
         return SandboxSpec()
-    if isinstance(spec, SandboxSpec):
-        return spec
+    given = spec if isinstance(spec, SandboxSpec) else checks.mapping("spec", spec)
     try:
-        return msgspec.convert(dict(spec), SandboxSpec)
-    except msgspec.ValidationError as error:
-        raise RefusedError("bad_arguments", f"spec: {error}", field="spec") from error
+        # A struct that was made by hand holds whatever it was given.
+        plain = msgspec.to_builtins(given)
+        found = msgspec.convert(plain, SandboxSpec)
+        canonical(plain)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RefusedError(
+            "bad_arguments", f"spec: {ascii(str(error))[1:-1][:200]}", field="spec"
+        ) from error
+    if (wrong := spec_problem(found)) is not None:
+        raise RefusedError(
+            "out_of_range", f"{wrong[0]}: {wrong[1]}", field=wrong[0], expected=wrong[1]
+        )
+    return found
 
 
 NOTHING_TO_UNDO: Final[dict[str, Any]] = {"kind": "command", "args": {"argv": ["true"]}}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from fencepost.client import cli
+from fencepost.client import cli, command_line
 from fencepost.client.cli import AsJson, Timeout, Url
 from fencepost.client.client import Client
 from fencepost.core.errors import RefusedError
@@ -20,7 +20,7 @@ from fencepost.runtime.dags import Verdict
 from rich.table import Table
 from rich.text import Text
 
-dag_app = typer.Typer(help="Open, feed, cancel and look at DAGs.", no_args_is_help=True)
+dag_app = command_line.App(help="Open, feed, cancel and look at DAGs.", no_args_is_help=True)
 cli.app.add_typer(dag_app, name="dag")
 
 DagId = Annotated[str, typer.Argument(metavar="DAG", help="The DAG's id.")]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from typing import Any, Final
 
 import msgspec
-from fencepost.client import commands, ulid
+from fencepost.client import checks, commands, ulid
 from fencepost.contracts import streams, subjects
 from fencepost.contracts.messages import AskDag, Position
 from fencepost.core import limits
@@ -63,8 +63,10 @@ class DagCalls:
 
         `nodes` are the author's own names, any text. Raises `RefusedError`.
         """
-        dag = commands.require_id("dag", dag or f"dag-{ulid.mint()}")
-        body = {"do": "open", "nodes": list(nodes), "retry_of": retry_of}
+        dag = commands.require_id("dag", f"dag-{ulid.mint()}" if dag is None else dag)
+        if retry_of:
+            commands.require_id("retry_of", retry_of)
+        body = {"do": "open", "nodes": checks.texts("nodes", nodes), "retry_of": retry_of}
         await self._tell(dag, body, lambda _heard, view: view is not None, timeout_s=timeout_s)
         return dag
 
@@ -75,6 +77,7 @@ class DagCalls:
             started = heard.find("node_started", node) is not None
             return started or _status(view, node) not in ("", "waiting")
 
+        _name("node", node)
         await self._tell(dag, {"do": "start", "node": node}, is_done, timeout_s=timeout_s)
 
     async def finish_node(
@@ -92,7 +95,10 @@ class DagCalls:
             ended = heard.find("node_finished", node) is not None
             return ended or _status(view, node) not in ("", "waiting", "running")
 
-        body = {"do": "finish_node", "node": node, "status": status, "release": list(release)}
+        _name("node", node)
+        checks.text("status", status)
+        slots = checks.texts("release", release)
+        body = {"do": "finish_node", "node": node, "status": status, "release": slots}
         await self._tell(dag, body, is_done, timeout_s=timeout_s)
 
     async def acquire(
@@ -113,7 +119,9 @@ class DagCalls:
         taken (without `replace`), or the sandbox cannot be made; `UnknownError` when it is not
         ready in time: then it is still on its way, and the DAG's cancel releases it.
         """
-        sandbox = commands.require_id("acquisition", acquisition or f"sbx-{ulid.mint()}")
+        made = f"sbx-{ulid.mint()}" if acquisition is None else acquisition
+        sandbox = commands.require_id("acquisition", made)
+        checks.flag("replace", replace)
         wanted = msgspec.to_builtins(commands.spec_of(spec))
         body = {"do": "acquire", "slot": slot, "spec": wanted, "replace": replace}
         return await self._get(dag, sandbox, slot, body, wait=wait, timeout_s=timeout_s)
@@ -130,6 +138,7 @@ class DagCalls:
     ) -> Acquired:
         """Gets a sandbox that exists into a slot; it is then held by this DAG too."""
         commands.require_id("sandbox", sandbox)
+        checks.flag("replace", replace)
         body = {"do": "adopt", "slot": slot, "sandbox": sandbox, "replace": replace}
         return await self._get(
             dag, f"acq-{ulid.mint()}", slot, body, wait=wait, timeout_s=timeout_s
@@ -143,6 +152,7 @@ class DagCalls:
                 one["phase"] == "releasing" for one in view["outstanding"] if one["slot"] == slot
             )
 
+        _name("slot", slot)
         await self._tell(dag, {"do": "release", "slot": slot}, is_done, timeout_s=timeout_s)
 
     async def cancel_dag(
@@ -155,15 +165,11 @@ class DagCalls:
         goes on, and `releases` tells of every change. Raises `RefusedError` for an unknown DAG.
         """
         commands.require_id("dag", dag)
-        bound_ms = int(bound_s * 1000)
+        checks.text("reason", reason)
+        bound_ms = int(checks.seconds("bound_s", bound_s) * 1000)
         if not 1 <= bound_ms <= limits.CANCEL_BOUND_MS_MAX:
-            expected = f"more than 0 and at most {limits.CANCEL_BOUND_MS_MAX // 1000} s"
-            raise RefusedError(
-                "out_of_range",
-                f"bound_s: expected {expected}, got {bound_s}",
-                field="bound_s",
-                expected=expected,
-            )
+            expected = f"seconds from 0.001 to {limits.CANCEL_BOUND_MS_MAX // 1000}"
+            checks.refused("bound_s", expected, bound_s, reason="out_of_range")
         return await dags.cancel(
             self.link, self.shards, dag, ulid.mint(), reason=reason, bound_ms=bound_ms
         )
@@ -176,6 +182,7 @@ class DagCalls:
         def is_done(heard: Heard, view: View | None) -> bool:
             return "finished" in heard.kinds or bool(view and view["finished"])
 
+        checks.text("status", status)
         await self._tell(dag, {"do": "finish", "status": status}, is_done, timeout_s=timeout_s)
 
     async def show_dag(self, dag: str) -> View:
@@ -192,6 +199,8 @@ class DagCalls:
 
     async def list_dags(self, *, released: str | None = None) -> AsyncIterator[View]:
         """All DAGs, shard by shard; with `released`, those with this verdict."""
+        if released is not None:
+            checks.one_of("released", released, ("confirmed", "unconfirmed", "nothing_held"))
         for shard in range(self.shards):
             after: str | None = ""
             while after is not None:
@@ -215,13 +224,13 @@ class DagCalls:
         At least once each; order and tell repeats by `position`. `from_start` begins with those
         that the server still keeps. A connection that was lost is read on from where it was.
         """
-        subject = subjects.release(commands.require_id("dag", dag) if dag else "*")
+        subject = subjects.release("*" if dag is None else commands.require_id("dag", dag))
         async for message in events(self.link, subject, from_start=from_start):
             yield dags.decode_verdict(message.data)
 
     async def releases_so_far(self, dag: str | None = None) -> list[Verdict]:
         """The verdicts that the server keeps now, oldest first."""
-        subject = subjects.release(commands.require_id("dag", dag) if dag else "*")
+        subject = subjects.release("*" if dag is None else commands.require_id("dag", dag))
         last = await JetStreamLog(self.link, stream=streams.EVENTS).last(subject)
         if isinstance(last, Unknown):
             raise UnknownError(f"{streams.EVENTS} cannot be read: {last.reason}")
@@ -240,6 +249,7 @@ class DagCalls:
         self, dag: str, id_: str, slot: str, body: View, *, wait: bool, timeout_s: float
     ) -> Acquired:
         sandbox = str(body.get("sandbox", id_))
+        _name("slot", slot)
 
         def is_done(heard: Heard, view: View | None) -> bool:
             for kind in ("abandoned", "release_settled"):
@@ -269,6 +279,7 @@ class DagCalls:
     ) -> Heard:
         """Stores a command and waits until `is_done`, by what is heard and what is asked for."""
         commands.require_id("dag", dag)
+        checks.seconds("timeout_s", timeout_s)
         command = id_ or ulid.mint()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -299,6 +310,11 @@ class DagCalls:
 
 # Which event says that a look at the DAG is worth it at once.
 _NEWS_OF: Final = {"open": "opened", "release": "release_begun"}
+
+
+def _name(field: str, value: object) -> None:
+    """Any text, within the bound: a name travels as a value."""
+    checks.text(field, value, bytes_max=limits.NAME_BYTES_MAX)
 
 
 def _status(view: View | None, node: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from fencepost.client import cli, users
+from fencepost.client import cli, command_line, users
 from fencepost.client.cli import AsJson
 from fencepost.contracts import authorization
 from fencepost.core.errors import FencepostError, RefusedError
@@ -20,7 +20,9 @@ from fencepost.runtime.link import Link
 
 _AGAIN_S: Final = 1.0
 
-app = typer.Typer(help="Set up NATS for a deployment: users and streams.", no_args_is_help=True)
+app = command_line.App(
+    help="Set up NATS for a deployment: users and streams.", no_args_is_help=True
+)
 cli.app.add_typer(app, name="deploy")
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the server's configuration.")]

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
-from fencepost.client import answers, commands, ulid
+from fencepost.client import answers, checks, commands, ulid
 from fencepost.client.outbox import publish_durably
 from fencepost.contracts import subjects
 from fencepost.core.errors import RefusedError, RetryLaterError, UnknownError
@@ -64,6 +64,7 @@ class RecoveryCalls:
         `UnknownError` when nothing is known in time.
         """
         commands.require_id("sandbox", sandbox)
+        checks.text("reason", reason)
         name = ulid.mint()
         async with _events(self.link, sandbox, ("checkpointed", "checkpoint_failed")) as heard:
 
@@ -106,6 +107,9 @@ class RecoveryCalls:
         given up and listed. `discard`: this disk is given up; it begins anew on another one.
         Gives what `show` says then. Raises `RefusedError` where no recovery has stopped.
         """
+        checks.one_of("decision", decision, ("accept", "tell", "discard"))
+        checks.text("who", who, empty=False)
+        checks.text("note", note)
         before = await self.show(sandbox)
         if _stopped(before) is None:
             raise RefusedError(
@@ -130,7 +134,8 @@ class RecoveryCalls:
 
         For work that outlives its DAG. An id is used once. Raises `RefusedError`.
         """
-        name = commands.require_id("claim", claim or f"claim-{ulid.mint()}")
+        name = commands.require_id("claim", f"claim-{ulid.mint()}" if claim is None else claim)
+        checks.text("reason", reason)
 
         def claimed(view: dict[str, Any]) -> str | None:
             return name if name in view["claims"] else None
@@ -166,6 +171,7 @@ class RecoveryCalls:
         """Stores a command and looks at the sandbox until that shows what became of it."""
         kind, sandbox, name, body = command
         commands.require_id("sandbox", sandbox)
+        checks.seconds("timeout_s", timeout_s)
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         async with await answers.Refusals.listen(self.link, sandbox, name) as refusals:
