@@ -29,10 +29,10 @@ from fencepost.simulator.simulation import Simulation
 BEFORE, AFTER = 2, 5
 
 
-async def deployment(server: NatsServer, shards: int) -> Client:
+async def deployment(server: NatsServer, shards: int, ledgers: int = 1) -> Client:
     link = await Link.connect(server.url, name="operator")
     try:
-        await deployed.declare(link, shards, create=True)
+        await deployed.declare(link, shards, create=True, ledgers=ledgers)
     finally:
         await link.close()
     return await Client.connect(server.url, wait_s=5)
@@ -113,7 +113,7 @@ async def take_messages(client: Client, batches: list[Batch]) -> None:
 async def entries_by_sandbox(client: Client) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for shard in range(client.shards):
-        async for recorded in ledger.batches(client.link, shard):
+        async for recorded in ledger.batches(client.link, shard, ledgers=client.ledgers):
             for entry in recorded.entries:
                 if not isinstance(entry, e.TermOpened):
                     found.setdefault(entry.sandbox, []).append((recorded.batch.now_ms, entry))
@@ -139,6 +139,51 @@ async def test_every_entry_is_there_again_in_its_sandbox_s_order(
     assert (await verify(target)).is_clean
     # The source is as it was, but for our own terms: it can go on.
     assert await entries_by_sandbox(source) == before
+
+
+async def test_from_one_ledger_to_three_and_back_nothing_is_lost(
+    source: Client, target: Client, tmp_path: Path
+) -> None:
+    """With as many shards, and with others; `target` keeps its one."""
+    await record(source, history(3))
+    before = await entries_by_sandbox(source)
+    server = await NatsServer.start(tmp_path / "three")
+    try:
+        async with await deployment(server, 3, ledgers=3) as three:
+            result = await reshard.reshard(source, three)
+            assert (result.ledgers_before, result.ledgers) == (1, 3)
+            found = [await ledger.history(three.link, f"FP_LEDGER_{n}") for n in range(3)]
+            assert sum(each.messages for each in found) == result.batches
+            assert all(each.is_unbroken for each in found)
+            assert sum(each.messages > 0 for each in found) > 1, "else it says little"
+            there = await entries_by_sandbox(three)
+            result = await reshard.reshard(three, target)
+            assert (result.ledgers_before, result.ledgers) == (3, 1)
+            assert result.verified.is_clean
+    finally:
+        await server.stop()
+    after = await entries_by_sandbox(target)
+    for held in (there, after):
+        held.pop("", None)
+    before.pop("", None)
+    assert before == there == after
+
+
+async def test_a_target_with_a_history_in_any_of_its_ledgers_is_refused(
+    source: Client, tmp_path: Path
+) -> None:
+    batches = history(3)
+    await record(source, batches)
+    server = await NatsServer.start(tmp_path / "three")
+    try:
+        async with await deployment(server, BEFORE, ledgers=2) as two:
+            batch = next(each for each in batches if each.shard == 1)
+            log = ledger.log_of(two.link, 1, two.ledgers)
+            await log.append(subjects.ledger("sandbox", 1), msgspec.json.encode(batch), 0)
+            with pytest.raises(RefusedError, match="FP_LEDGER_1 has 1 batches"):
+                await reshard.reshard(source, two)
+    finally:
+        await server.stop()
 
 
 async def test_a_source_that_is_written_meanwhile_is_refused(

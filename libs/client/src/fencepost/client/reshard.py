@@ -497,8 +497,7 @@ class _Writer:
     async def _append_all(self, key: Key, queue: asyncio.Queue[_Part | None]) -> None:
         while (item := await queue.get()) is not None:
             if key not in self._heads:
-                opened = self._machines[key[0]].term_opened(1, OWNER, self._shards, HASH)
-                await self._append(key, [opened], item.now_ms)
+                await self._open(key, item.now_ms)
             if not item.is_public:
                 self._public.setdefault(key, self._heads[key])
             await self._append(key, item.entries, item.now_ms)
@@ -508,8 +507,17 @@ class _Writer:
         for key in list(self._queues):
             await self._put(key, None)
         await asyncio.gather(*self._tasks.values())
+        for family in self._machines:
+            for shard in range(self._shards):
+                # One with nothing of its own may all the same have taken what others sent it.
+                if (family, shard) not in self._heads and self.cut.seen_by((family, shard)):
+                    await self._open((family, shard), max(self._now_ms.values()))
         for key in list(self._heads):
             await self._append(key, [], self._now_ms[key], closes=True)
+
+    async def _open(self, key: Key, now_ms: int) -> None:
+        opened = self._machines[key[0]].term_opened(1, OWNER, self._shards, HASH)
+        await self._append(key, [opened], now_ms)
 
     async def stop(self) -> None:
         for task in self._tasks.values():
