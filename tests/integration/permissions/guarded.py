@@ -66,19 +66,19 @@ class Guarded:
             return str(json.load(answer)["config_load_time"])
 
 
-def write(folder: Path, *, without: Collection[tuple[Role, Grant]] = ()) -> None:
-    text = authorization.render(users=users.USERS, without=without)
+def write(folder: Path, *, ledgers: int = 1, without: Collection[tuple[Role, Grant]] = ()) -> None:
+    text = authorization.render(users=users.USERS, ledgers=ledgers, without=without)
     (folder / users.AUTHORIZATION).write_text(text)
 
 
-async def start(folder: Path) -> Guarded:
+async def start(folder: Path, *, ledgers: int = 1) -> Guarded:
     """Starts the server and has the operator create everything."""
     credentials = users.make(folder, secrets_folder=folder / "credentials")
-    write(folder)
+    write(folder, ledgers=ledgers)
     server = await NatsServer.start(
         folder, sync_always=False, extra_config=f"include ./{users.AUTHORIZATION}"
     )
     found = Guarded(server, folder, credentials)
     async with found.links("operator") as operator:
-        await streams.declare_at_start(operator, SHARDS, create=True)
+        await streams.declare_at_start(operator, SHARDS, create=True, ledgers=ledgers)
     return found
