@@ -16,28 +16,32 @@ import time
 import msgspec
 from fencepost.core.errors import RefusedError
 from fencepost.simulator import batches, longrun, pairs, progress, runs, showing, stepping
-from fencepost.simulator.options import FAULTS, Options, draw
+from fencepost.simulator.numbers import whole
+from fencepost.simulator.options import FAULTS, STEPS_MAX, Options, draw
 from fencepost.simulator.showing import say
 
 FRESH_SEEDS = 1 << 40
 RUNS = 100
+JOBS_MAX = 1024
 
 
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=showing.program(), description=__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seed", type=int, help="run this seed alone, and show its options")
-    which.add_argument("--runs", type=int, help=f"run so many seeds (default {RUNS})")
-    which.add_argument("--events", type=int, help="run seeds until so many events were met")
+    which.add_argument("--seed", type=whole(), help="run this seed alone, and show its options")
+    which.add_argument("--runs", type=whole(1), help=f"run so many seeds (default {RUNS})")
+    which.add_argument("--events", type=whole(1), help="run seeds until so many events were met")
     which.add_argument(
         "--replay",
         type=pathlib.Path,
         metavar="FILE",
         help="step through what --save has written; not on a terminal, print all of it",
     )
-    parser.add_argument("--from", dest="first", type=int, help="the first seed (default 0)")
+    parser.add_argument("--from", dest="first", type=whole(), help="the first seed (default 0)")
     parser.add_argument("--fresh", action="store_true", help="a first seed by chance, printed")
-    parser.add_argument("--steps", type=int, help="step commands per run (default: drawn)")
+    parser.add_argument(
+        "--steps", type=whole(1, STEPS_MAX), help="step commands per run (default: drawn)"
+    )
     parser.add_argument("--faults", help="only these classes, separated by commas; 'none' for none")
     parser.add_argument("--options", help="with --seed: its options as JSON, instead of drawn ones")
     parser.add_argument(
@@ -48,7 +52,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--part", metavar="K/N", help="with --pairs: every Nth of them, from the Kth"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=whole(1, JOBS_MAX), default=1, help="processes")
     parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
     parser.add_argument("--plain", action="store_true", help="with --replay: print, do not step")
     parser.add_argument(
@@ -205,7 +209,12 @@ def _replay(seed: int, options: Options, arguments: argparse.Namespace) -> int:
 def _jobs(arguments: argparse.Namespace) -> list[batches.Job]:
     if arguments.pairs:
         part, parts = arguments.parts
-        return pairs.plan(arguments.runs or 1, first=arguments.first, part=part, parts=parts)
+        return pairs.plan(
+            1 if arguments.runs is None else arguments.runs,
+            first=arguments.first,
+            part=part,
+            parts=parts,
+        )
     first = arguments.first
     return [
         batches.Job(seed, arguments.faults, arguments.steps)

@@ -11,6 +11,7 @@ import random
 from typing import Final
 
 import msgspec
+from fencepost.simulator.numbers import share_problem
 
 # Base rates. The draw leaves a class out, or takes it at a third, once, or three times of this.
 MESSAGE_FAULTS: Final[dict[str, float]] = {
@@ -178,7 +179,26 @@ ENABLERS: Final[dict[str, tuple[str, ...]]] = {
 """Classes that only show where something else happens too, with what that is."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+STEPS_MAX: Final = 100_000
+_MS_MAX: Final = 24 * 3600 * 1000
+_BOUNDS: Final[dict[str, tuple[int, int]]] = {
+    "shards": (1, 1024),
+    "planners": (1, 64),
+    "gateways": (1, 64),
+    "sandboxes": (1, 10_000),
+    "steps": (1, STEPS_MAX),
+    "safety_ms": (1, _MS_MAX),
+    "settle_ms": (1, _MS_MAX),
+    "snapshot_every": (1, 1_000_000),
+    "dags": (0, 10_000),
+    "trackers": (1, 64),
+    "sweepers": (0, 64),
+    "window": (1, 1_000_000),
+    "checkpoints": (0, 1_000_000),
+}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
     One run. Times are virtual milliseconds.
 
@@ -210,6 +230,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, float] = {}
     spared: tuple[int, ...] = ()
     withheld: tuple[int, ...] = ()
+
+
+def problem(options: Options) -> str:
+    """The first field out of its bounds, and what was expected of it; nothing where none is."""
+    for name, (low, high) in _BOUNDS.items():
+        if not low <= getattr(options, name) <= high:
+            return f"{name}: expected {low} to {high}, got {getattr(options, name)}"
+    shares = {"external_share": options.external_share, "command_share": options.command_share}
+    shares |= {f"rates.{name}": rate for name, rate in options.rates.items()}
+    for name, share in shares.items():
+        if wrong := share_problem(share):
+            return f"{name}: {wrong}"
+    unknown = sorted(options.rates.keys() - BASE_RATES.keys())
+    return f"rates: no such fault: {unknown[0][:80]!a}" if unknown else ""
 
 
 def draw(seed: int, *, faults: tuple[str, ...] | None = None, steps: int | None = None) -> Options:

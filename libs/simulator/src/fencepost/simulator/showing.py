@@ -10,6 +10,7 @@ import msgspec
 from fencepost.core.errors import RefusedError
 from fencepost.simulator import drawing, pictures, runs
 from fencepost.simulator.options import Options
+from fencepost.simulator.options import problem as options_problem
 
 TRACE_LINES_MAX = 400
 
@@ -53,7 +54,7 @@ def load(path: pathlib.Path) -> Saved:
     Raises `RefusedError` when the file is not there or is not one.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Saved)
+        saved = msgspec.json.decode(path.read_bytes(), type=Saved)
     except OSError as error:
         raise RefusedError("no_file", f"{path}: {error.strerror}", field="replay") from error
     except msgspec.MsgspecError as error:
@@ -63,6 +64,9 @@ def load(path: pathlib.Path) -> Saved:
             field="replay",
             expected="what --save has written",
         ) from error
+    if wrong := options_problem(saved.options):
+        raise RefusedError("bad_file", f"{path}: {wrong}", field="replay")
+    return saved
 
 
 def parse_options(text: str) -> Options:
@@ -72,9 +76,12 @@ def parse_options(text: str) -> Options:
     Raises `RefusedError` for anything else.
     """
     try:
-        return msgspec.json.decode(text.encode(), type=Options)
-    except msgspec.MsgspecError as error:
+        found = msgspec.json.decode(text.encode(), type=Options)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise RefusedError("bad_options", f"--options: {error}", field="options") from error
+    if wrong := options_problem(found):
+        raise RefusedError("bad_options", f"--options: {wrong}", field="options")
+    return found
 
 
 def command_of(seed: int, options: Options) -> str:
