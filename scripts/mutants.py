@@ -97,7 +97,12 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
         "for queue in (sandbox.parked, sandbox.requeued):",
     ),
     ("outcomes.py", "if len(woken) >= room:", "if len(woken) > room:"),
-    ("outcomes.py", "- len(sandbox.fenced) + freed", "- len(sandbox.fenced)"),
+    ("outcomes.py", '- len(sandbox.fenced) + (ended != "")', "- len(sandbox.fenced)"),
+    ("outcomes.py", "- sandbox.fences_ahead(ended)", "- sandbox.fences_ahead()"),
+    ("outcomes.py", "limits.FENCES_AHEAD_MAX - sandbox.fences_ahead(ended)", "1 << 20"),
+    ("outcomes.py", "return no - step.since_no > limits.JOURNAL_WINDOW", "return False"),
+    ("admission.py", "sandbox.fences_ahead() >= limits.FENCES_AHEAD_MAX", "False"),
+    ("evolve.py", "if not entry.of:", "if True:"),
     ("outcomes.py", "no=next_no + len(woken),", "no=next_no,"),
     (
         "outcomes.py",

@@ -576,3 +576,81 @@ def test_a_dispatch_says_all_that_a_disk_must_check() -> None:
     fence = effect.order.fence
     assert (fence.sandbox, fence.epoch, fence.session, fence.no) == ("sbx", 1, "S1", 1)
     assert (fence.attempt, fence.direction, effect.order.step) == ("s1.1", "apply", "s1")
+
+
+# --- what the disk's journal may have forgotten ---------------------------------------------------
+
+
+@pytest.fixture
+def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "JOURNAL_WINDOW", 8)
+    monkeypatch.setattr(limits, "FENCES_AHEAD_MAX", 4)
+
+
+def one_open(others: int) -> Bench:
+    """`s1` is open since the fence 1, and `others` were handed out and answered since."""
+    bench = Bench().live()
+    bench.step("s1")
+    for n in range(others):
+        bench.step(f"o{n}")
+        bench.answer(f"o{n}")
+    return bench
+
+
+@pytest.mark.usefixtures("short_window")
+def test_no_fence_is_handed_out_far_ahead_of_an_open_one() -> None:
+    bench = one_open(3)
+    assert only(bench.step("s2")).reason == "far_ahead"
+    assert only(bench.step("s3")).reason == "behind_others"
+    assert bench.reattach()[-1].reason == "session_moved", "and none by a new session"
+    assert kinds(bench.answer("s1")) == ["committed", "fenced", "fenced"]
+    # Of those four fences the oldest is open now.
+    for n in range(2):
+        assert kinds(bench.step(f"t{n}")) == ["fenced"]
+    assert only(bench.step("t2")).reason == "far_ahead"
+
+
+@pytest.mark.usefixtures("short_window")
+def test_what_is_woken_stays_within_reach_of_the_oldest() -> None:
+    bench = one_open(1)
+    room = limits.OPEN_STEPS_PER_SANDBOX_MAX
+    for n in range(room):
+        bench.step(f"s2{n}")
+    assert len(bench.sandbox().fenced) == 3
+    assert kinds(bench.answer("s20")) == ["committed"], "s1 is open still"
+    assert kinds(bench.answer("s1")) == ["committed", *["fenced"] * 3]
+
+
+@pytest.mark.usefixtures("short_window")
+@pytest.mark.parametrize(("carries", "expected"), [(5, "carried"), (6, "indeterminate")])
+def test_what_the_journal_may_have_forgotten_is_not_carried(carries: int, expected: str) -> None:
+    """Each session's own fence counts: the record that wrote is as old as the first of them."""
+    bench = one_open(3)
+    for _ in range(carries - 1):
+        bench.reattach()
+        assert bench.open("s1").since_no == 1
+    found = [x for x in bench.reattach() if getattr(x, "step", "") == "s1"]
+    assert _short(found[0]) == expected
+    if expected == "indeterminate":
+        assert (found[0].reason, found[0].detail) == ("too_old", "session_moved")
+
+
+@pytest.mark.usefixtures("short_window")
+@pytest.mark.parametrize(
+    ("carries", "expected"),
+    [(4, ["cancelled", "fenced"]), (5, ["cancelled", "indeterminate"])],
+)
+def test_what_the_journal_may_have_forgotten_is_not_called_never_applied(
+    carries: int, expected: list[str]
+) -> None:
+    bench = one_open(3)
+    for _ in range(carries):
+        bench.reattach()
+    assert kinds(bench.cancel("s1")) == expected
+
+
+@pytest.mark.usefixtures("short_window")
+def test_an_attempt_on_a_new_disk_is_as_old_as_its_own_fence() -> None:
+    bench = one_open(3)
+    bench.cold()
+    assert (bench.open("s1").attempt, bench.open("s1").since_no) == ("s1.2", bench.open("s1").no)

@@ -98,8 +98,10 @@ JOINED_BYTES_MAX: Final = 32 * KIB
 # Commands stay in their stream this long; a step's deadline must fit well inside.
 COMMANDS_AGE_MS: Final = 72 * 3600 * 1000
 
-# The toolhost's journal window, in records; every open fence must be inside it.
+# The toolhost's journal window, in records; every open fence must be inside it. So a sandbox hands
+# out no new one while an open step's is so far behind.
 JOURNAL_WINDOW: Final = 4096
+FENCES_AHEAD_MAX: Final = JOURNAL_WINDOW // 2
 
 assert INPUT_ENTRIES_BYTES_MAX < BATCH_BYTES_MAX < NATS_PAYLOAD_BYTES_MAX
 assert INLINE_BYTES_MAX < RECEIPT_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
@@ -107,5 +109,5 @@ assert INLINE_BYTES_MAX < COMMAND_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert GATEWAY_SILENT_MS < LEASE_MS
 assert DEADLINE_MS_MAX < COMMANDS_AGE_MS
-assert OPEN_STEPS_PER_SANDBOX_MAX * ATTEMPTS_MAX < JOURNAL_WINDOW
+assert OPEN_STEPS_PER_SANDBOX_MAX * ATTEMPTS_MAX < JOURNAL_WINDOW - FENCES_AHEAD_MAX
 assert ATTEMPTS_MAX_DEFAULT <= ATTEMPTS_MAX

@@ -276,6 +276,8 @@ def why_parked(sandbox: Sandbox) -> str:
         return "checkpointing"
     if len(sandbox.fenced) >= limits.OPEN_STEPS_PER_SANDBOX_MAX:
         return "too_many_open"
+    if sandbox.fences_ahead() >= limits.FENCES_AHEAD_MAX:
+        return "far_ahead"  # of a step that is open still, which the journal must remember
     return ""
 
 

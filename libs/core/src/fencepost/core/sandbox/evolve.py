@@ -229,6 +229,8 @@ def _fenced(state: SandboxShard, entry: e.Fenced, place: Place, now_ms: int) -> 
     if entry.direction == "apply":
         step.phase = "apply"
         step.refusals = 0
+        if not entry.of:
+            step.since_no = entry.no
         if entry.counted:
             step.tries += 1
     else:

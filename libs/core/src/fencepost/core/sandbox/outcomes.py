@@ -5,6 +5,7 @@ Rule 1: `committed` only by the join (join.py), on the state that this batch ext
 Rule 2: on a live epoch an attempt is ended as never applied only after its revocation is in the
         journal: a dispatch that is merely late would otherwise still apply (S-203).
 Rule 3: an effect that cannot be known is indeterminate: visible, and never run again by itself.
+        So is one that the disk's journal may have forgotten: it can neither attest nor deny it.
 Rule 4: a cancel is monotonic: after it no new attempt to apply is made (S-191).
 """
 
@@ -148,7 +149,7 @@ def _applied(
         case "applied" | "attested":
             return [
                 checkpoints.committed(sandbox, got.step, step, got),
-                *wake(sandbox, freed=1),
+                *wake(sandbox, ended=got.step),
             ]
         case "indeterminate":
             return _give_up(sandbox, got.step, step, got.reason or "no_record", got.detail)
@@ -254,7 +255,7 @@ def _undo_failed(sandbox: Sandbox, name: str, step: Step, error: str) -> list[e.
 def _give_up(
     sandbox: Sandbox, name: str, step: Step, reason: str, detail: str
 ) -> list[e.SandboxEntry]:
-    return [_indeterminate(sandbox, name, step, reason, detail), *wake(sandbox, freed=1)]
+    return [_indeterminate(sandbox, name, step, reason, detail), *wake(sandbox, ended=name)]
 
 
 def _indeterminate(
@@ -267,6 +268,11 @@ def _indeterminate(
         reason=reason[:80],
         detail=detail[:300],
     )
+
+
+def _is_forgotten(step: Step, no: int) -> bool:
+    """Whether the journal may have dropped what it had of the step before the fence `no`."""
+    return no - step.since_no > limits.JOURNAL_WINDOW
 
 
 def _fence(
@@ -325,7 +331,7 @@ def _end(
             epoch=step.epoch,
             journal_seq=journal_seq,
         ),
-        *wake(sandbox, freed=1),
+        *wake(sandbox, ended=name),
     ]
 
 
@@ -339,12 +345,15 @@ def _requeue(sandbox: Sandbox, name: str, step: Step, reason: str) -> e.Parked:
     )
 
 
-def wake(sandbox: Sandbox, *, freed: int = 0, no: int | None = None) -> list[e.SandboxEntry]:
-    """Hands fences to waiting steps, retries first, as far as there is room."""
+def wake(sandbox: Sandbox, *, ended: str = "", no: int | None = None) -> list[e.SandboxEntry]:
+    """Hands fences to waiting steps, retries first, as far as there is room; one has `ended`."""
     if not (sandbox.requeued or sandbox.parked) or not sandbox.fences:
         return []
-    room = limits.OPEN_STEPS_PER_SANDBOX_MAX - len(sandbox.fenced) + freed
     next_no = sandbox.next_no if no is None else no
+    room = min(
+        limits.OPEN_STEPS_PER_SANDBOX_MAX - len(sandbox.fenced) + (ended != ""),
+        limits.FENCES_AHEAD_MAX - sandbox.fences_ahead(ended) - (next_no - sandbox.next_no),
+    )
     woken: list[e.SandboxEntry] = []
     for queue in (sandbox.requeued, sandbox.parked):
         for name in queue:
@@ -432,6 +441,9 @@ def settle_on_same_disk(sandbox: Sandbox, now_ms: int) -> list[e.SandboxEntry]:
         if step.session == sandbox.session and step.epoch == sandbox.epoch:
             continue
         moved = "epoch_moved" if step.epoch != sandbox.epoch else "session_moved"
+        if _is_forgotten(step, no):
+            entries.append(_indeterminate(sandbox, name, step, "too_old", moved))
+            continue
         if step.phase == "undo" and moved == "epoch_moved":
             # What is to be undone was a word about other bytes. An older point of the disk may hold
             # an earlier attempt, of which only the step's own record tells: it is asked anew.
@@ -523,6 +535,9 @@ def stop_step(sandbox: Sandbox, name: str, step: Step, reason: str) -> list[e.Sa
             ),
         ]
     if sandbox.live and (step.epoch, step.session) == (sandbox.epoch, sandbox.session):
+        if _is_forgotten(step, sandbox.next_no):
+            abandoned = checkpoints.abandon(sandbox) if step.phase == "joined" else []
+            return [*abandoned, cancelled, *_give_up(sandbox, name, step, "too_old", reason)]
         fence = _fence(sandbox, name, step, "revoke", reason=reason, no=sandbox.next_no)
         if step.phase == "joined":
             # It would be in the checkpoint, and is to be taken back.

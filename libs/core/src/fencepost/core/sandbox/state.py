@@ -40,7 +40,8 @@ class Step(msgspec.Struct, kw_only=True):
     An open step. Its attempt's fence is (`epoch`, `session`, `no`).
 
     `at`: the ledger position before its first entry, which has its `spec`. `receipt` and `gateway`
-    are those that joined, while it is `joined`.
+    are those that joined, while it is `joined`. `since_no` is the number of the first fence under
+    which what its latest attempt was carried from, or that attempt itself, may have been applied.
     """
 
     spec: StepSpec
@@ -51,6 +52,7 @@ class Step(msgspec.Struct, kw_only=True):
     epoch: int = 0
     session: str = ""
     no: int = 0
+    since_no: int = 0
     of: str = ""
     reason: str = ""
     ended: bool = False
@@ -271,6 +273,12 @@ class Sandbox(msgspec.Struct, kw_only=True):
     def fences(self) -> bool:
         """Whether a fence to apply may be handed out to a step that has none."""
         return self.whole and self.checkpointing is None
+
+    def fences_ahead(self, but: str = "") -> int:
+        """How many fences were handed out since the oldest open step's, `but` left out."""
+        steps = self.steps
+        oldest = min((steps[name].since_no for name in self.fenced if name != but), default=None)
+        return 0 if oldest is None else self.next_no - oldest
 
 
 class StrayState(msgspec.Struct, kw_only=True):
