@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from fencepost.client import Client, RefusedError, StepOutcome
 from fencepost.client.processes import StartError
-from fencepost.client.stack import shards_of
+from fencepost.client.stack import ledgers_of, shards_of
 from fencepost.core.sandbox import entries as e
 
 from tests.acceptance.conftest import QUICK, RunningStack, StartStack
@@ -42,6 +42,7 @@ async def running(folder: Path) -> AsyncIterator[RunningStack]:
         others=False,
         postgres=False,
         shards=shards_of(folder),
+        ledgers=ledgers_of(folder),
         environment=QUICK,
     )
     try:
@@ -61,12 +62,13 @@ async def fencepost(*words: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
-async def reshard(data: Path, into: Path, shards: int) -> dict[str, Any]:
+async def reshard(data: Path, into: Path, shards: int, ledgers: int) -> dict[str, Any]:
     words = ("reshard", "--data", str(data), "--into", str(into), "--shards", str(shards))
-    code, out, err = await fencepost(*words, "--json")
+    code, out, err = await fencepost(*words, "--ledgers", str(ledgers), "--json")
     assert code == 0, out + err
     found: dict[str, Any] = msgspec.json.decode(out)
-    assert (found["shards"], found["verified"]["violations"]) == (shards, [])
+    assert (found["shards"], found["ledgers"]) == (shards, ledgers)
+    assert found["verified"]["violations"] == []
     return found
 
 
@@ -115,7 +117,7 @@ async def go_on(stack: RunningStack, before: list[int], old: dict[str, StepOutco
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.budget(80)
-async def test_steps_dags_and_checkpoints_go_on_in_another_number_of_shards(
+async def test_steps_dags_and_checkpoints_go_on_in_another_number_of_shards_and_ledgers(
     start_stack: StartStack, folders: Path
 ) -> None:
     first = await start_stack(trackers=1)
@@ -138,12 +140,12 @@ async def test_steps_dags_and_checkpoints_go_on_in_another_number_of_shards(
         before = await epochs(boxes)
     await first.stop()
 
-    moved = await reshard(first.data, folders / "three", 3)
-    assert moved["shards_before"] == first.shards
+    moved = await reshard(first.data, folders / "three", 3, 3)
+    assert (moved["shards_before"], moved["ledgers_before"]) == (first.shards, 1)
     assert moved["contents"] >= 1
     assert moved["chunks"] >= 1
     async with running(folders / "three") as stack:
-        assert stack.shards == 3
+        assert (stack.shards, stack.ledgers) == (3, 3)
         await go_on(stack, before, old)
         # What the checkpoint of before holds, and what was owed on top of it, comes back.
         async with await stack.client() as client:
@@ -158,7 +160,7 @@ async def test_steps_dags_and_checkpoints_go_on_in_another_number_of_shards(
             )
             assert (box.workspace_of(await box.live()) / "log").read_text() == log
             before = await epochs(works(stack, client))
-    await reshard(folders / "three", folders / "eight", 8)
+    await reshard(folders / "three", folders / "eight", 8, 1)
     async with running(folders / "eight") as stack:
         await go_on(stack, before, old)
 
@@ -186,6 +188,10 @@ async def test_folders_that_do_not_fit_are_refused(stack: RunningStack, folders:
     )
     assert code == 2
     assert "--data: expected the folder of an embedded stack" in err
+    code, _, err = await fencepost(*words, "--ledgers", "4", "--into", str(folders / "new"))
+    assert code == 2
+    assert "ledgers: expected 1 to 3, the number of shards, got 4" in err
+    assert not (folders / "new").exists()
     code, _, err = await fencepost("reshard", "--shards", "3")
     assert code == 2
     assert "expected --to" in err

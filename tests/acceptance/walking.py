@@ -105,7 +105,10 @@ class History:
     async def of(self, sandbox: str) -> list[Any]:
         shard = ids.shard_of(sandbox, self._client.shards)
         async for found in ledger.batches(
-            self._client.link, shard, after=self._after.get(shard, 0)
+            self._client.link,
+            shard,
+            ledgers=self._client.ledgers,
+            after=self._after.get(shard, 0),
         ):
             self._after[shard] = found.seq
             for entry in found.entries:
