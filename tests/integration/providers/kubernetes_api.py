@@ -276,8 +276,12 @@ class KubernetesApi:
             process.stdin.close()
 
         inwards = asyncio.create_task(inward())
-        await asyncio.gather(out(process.stdout, b"\1"), out(process.stderr, b"\2"))
-        code = await process.wait()
+        try:
+            await asyncio.gather(out(process.stdout, b"\1"), out(process.stderr, b"\2"))
+            code = await process.wait()
+        except asyncio.CancelledError:
+            process._transport.close()
+            raise
         if code == 0:
             status: dict[str, Any] = {"status": "Success"}
         else:

@@ -56,6 +56,7 @@ class Control:
         self.beats: list[Heartbeats] = []
         self.seen: list[GatewaySeen] = []
         self.numbers = itertools.count(1)
+        self.spec = SPEC
 
     async def listen(self) -> Control:
         await self.link.subscribe_raw("fp.v1.fact.>", self._take_fact)
@@ -121,7 +122,7 @@ class Control:
         create_id = create_id or sandbox
         self.order(
             gateway,
-            CreateOrder(sandbox=sandbox, create_id=create_id, spec=SPEC, labels={"dag": "d"}),
+            CreateOrder(sandbox=sandbox, create_id=create_id, spec=self.spec, labels={"dag": "d"}),
         )
         assigned = await self.fact(f.Assigned, sandbox=sandbox, create_id=create_id)
         assert assigned.gateway == gateway
@@ -129,7 +130,7 @@ class Control:
 
     async def attach(self, gateway: str, ref: f.Ref, sandbox: str = "sbx") -> f.Found:
         before = len(self.of(f.Found, sandbox=sandbox))
-        self.order(gateway, AttachOrder(sandbox=sandbox, ref=ref, spec=SPEC))
+        self.order(gateway, AttachOrder(sandbox=sandbox, ref=ref, spec=self.spec))
         await wait_for(
             lambda: len(self.of(f.Found, sandbox=sandbox)) > before, f"found: {self.facts}"
         )

@@ -376,16 +376,19 @@ class FakeEngine:
 
         async def give(number: int, stream: asyncio.StreamReader | None) -> None:
             assert stream is not None
-            with contextlib.suppress(ConnectionError):
-                while data := await stream.read(1 << 16):
+            while data := await stream.read(1 << 16):
+                with contextlib.suppress(ConnectionError):
                     _send(writer, number, data)
                     await writer.drain()
 
         taking = asyncio.create_task(take())
-        await asyncio.gather(give(1, process.stdout), give(2, process.stderr))
-        await process.wait()
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
+        try:
+            await asyncio.gather(give(1, process.stdout), give(2, process.stderr))
+            await process.wait()
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+            process._transport.close()
 
     async def _run(self, started: Exec, *, piped: bool) -> asyncio.subprocess.Process:
         words = list(started.config["Cmd"])

@@ -372,7 +372,7 @@ def main(argv: List[str]) -> int:
         Relay(place(base, "claim"), argv[3], json.loads(argv[4])).run()
         return 0
     try:
-        answer = VERBS[verb](base, json.loads(argv[3]))
+        answer = VERBS[verb](base, json.loads("".join(argv[3:])))
     except (OSError, ValueError, KeyError) as error:
         answer = {"state": "failed", "detail": type(error).__name__ + ": " + str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")

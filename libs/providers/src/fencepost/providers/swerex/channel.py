@@ -15,8 +15,8 @@ from typing import Final
 
 from fencepost.providers.swerex.server import Calls, Said, Server, Silence
 
-PUMP_BYTES: Final = 64 * 1024
-"""A call's arguments become one word of a command line, which Linux bounds at 128 KiB."""
+PUMP_BYTES: Final = 512 * 1024
+"""A call's arguments are words of a command line, which Linux bounds at 2 MiB in all."""
 
 _DRAINED_BYTES: Final = 1 << 18
 _WAIT_MS: Final = 25

@@ -18,6 +18,8 @@ import aiohttp
 
 _KEY_HEADER: Final = "X-API-Key"
 _ANSWER_BYTES_MAX: Final = 4 << 20
+_WORD_BYTES: Final = 100_000
+"""Of one word of a command line, which Linux bounds at 128 KiB."""
 
 Fault: TypeAlias = Literal["timeout", "unreachable", "refused", "unusable"]
 
@@ -90,7 +92,9 @@ class Calls:
         return f"{server.base}/agent-{self._digest}.py"  # another version is another file
 
     async def _verb(self, server: Server, verb: str, ask: Mapping[str, Any]) -> Said | Silence:
-        command = [server.python, "-I", self._path(server), server.base, verb, json.dumps(ask)]
+        asked = json.dumps(ask)
+        words = [asked[at : at + _WORD_BYTES] for at in range(0, len(asked), _WORD_BYTES)]
+        command = [server.python, "-I", self._path(server), server.base, verb, *words]
         body = await self._post(server, "execute", {"command": command, "timeout": 30})
         if isinstance(body, Silence):
             return body
