@@ -590,6 +590,30 @@ def test_a_release_while_steps_are_open_ends_them_all() -> None:
     assert bench.auditor.finish() == []
 
 
+@pytest.mark.parametrize(
+    ("observes", "evidence"), [(True, "observed_gone"), (False, "stop_accepted")]
+)
+def test_a_release_between_two_instances_says_how_the_last_one_ended(
+    observes: bool, evidence: str
+) -> None:
+    bench = Bench()
+    bench.create()
+    bench.assigned(capabilities=facts.Capabilities(observes_gone=observes))
+    bench.attach()
+    known = bench.sandbox().ref
+    assert known is not None
+    attach_failed(bench, condemned=True)
+    bench.tick(60_000)  # nobody is there who could make the next one
+    stopped = facts.StopAnswered(sandbox="sbx", gateway="gw1", ref=known, answer="accepted")
+    entries = bench.take(stopped)
+    if observes:
+        entries = bench.gone()
+    assert kinds(entries) == ["gone", "rebuild_intended"]
+    assert entries[0].evidence == evidence
+    *_, gone = release(bench)
+    assert (gone.instance, gone.evidence) == ("", evidence)
+
+
 def test_steps_that_wait_when_a_sandbox_is_gone_end_with_it() -> None:
     bench = Bench()
     bench.create()

@@ -323,7 +323,13 @@ class UnknownStaysUnknown(Checker):
         if entry["instance"]:
             self.need(self._is_gone(view, entry["instance"]), f"{entry['instance']} is called gone")
         else:
-            self.need(not self.auditor.running(view), f"{view.name} is called never created")
+            left = [
+                instance
+                for instance in self.auditor.running(view)
+                if entry["evidence"] != "stop_accepted"
+                or not self.auditor.is_as_good_as_gone(instance)
+            ]
+            self.need(not left, f"{view.name} is called {entry['evidence']}, and is there")
 
     def epoch_closed(self, view: SandboxView, entry: dict[str, Any]) -> None:
         if entry["reason"] == "disk_gone":

@@ -189,8 +189,15 @@ def begin_release(
 
 
 def settled_evidence(sandbox: Sandbox, never: str) -> str:
-    """What it means that nothing runs and nothing is on its way: there never was, or it is lost."""
-    return never if sandbox.capabilities is None else "observed_gone"
+    """
+    What it means that nothing runs and nothing is on its way: there never was, or it is lost.
+
+    How the lost one ended is not in the state any more; a provider that observes nothing can only
+    have accepted its stop.
+    """
+    if sandbox.capabilities is None:
+        return never
+    return "observed_gone" if sandbox.capabilities.observes_gone else "stop_accepted"
 
 
 def told_all(
