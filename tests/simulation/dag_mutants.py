@@ -297,4 +297,15 @@ DAG_MUTANTS = (
         dags=True,
         faults=("instance_suspended",),
     ),
+    Mutant(
+        "say that an end was observed by who observes nothing",
+        CORE + "holding",
+        "settled_evidence",
+        '"observed_gone" if sandbox.capabilities.observes_gone else "stop_accepted"',
+        '"observed_gone"',
+        dags=True,
+        seeds=200,
+        faults=("stop_stuck",),
+        rates={"tools_unkillable": 0.4, "channel_cut": 0.2},
+    ),
 )

@@ -42,6 +42,12 @@ REGRESSIONS: dict[str, tuple[int, str]] = {
     # What was sent again after a loss named the wrong message before it: another one of the same
     # batch was passed over for good.
     "what was sent again broke its chain": (19, "break the chain of what is sent again"),
+    # Released after its instance had ended and before the next came to be: how the last one had
+    # ended was forgotten, and it was called observed, by a provider that observes nothing.
+    "an accepted stop was called an observed end": (
+        183,
+        "say that an end was observed by who observes nothing",
+    ),
     # A carried attempt was undone and its epoch closed at that instant: asked anew, the journal said
     # that the attempt never began, and the step ended as never applied.
     "what was undone was called never applied": (
