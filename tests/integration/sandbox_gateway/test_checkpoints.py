@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from fencepost.contracts import subjects
 from fencepost.core import facts as f
+from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox.orders import CheckpointOrder, PruneOrder, RestoreOrder
 from fencepost.providers import processes
 from fencepost.providers.process import ProcessProvider
@@ -227,6 +228,47 @@ async def test_a_base_that_is_broken_is_not_built_upon(
     fork = await Box.made(gateway, control, root, "two")
     await fork.restore("c2", second.manifest, "one")
     assert told_tree(fork.workspace) == told_tree(box.workspace)
+
+
+@pytest.mark.parametrize("lost", ["content", "all"])
+async def test_what_the_store_lost_while_the_sandbox_lives_is_sent_again(
+    gateway: Running, control: Control, root: Path, chunks: MemoryChunks, lost: str
+) -> None:
+    """Nobody reads a base's contents; an increment that inherits a hole restores none."""
+    box = await Box.made(gateway, control, root, "one")
+    fill(box.workspace)
+    await asyncio.sleep(0.15)
+    first = await box.checkpoint("c1")
+    (box.workspace / "new").write_text("n")
+    held = await box.checkpoint("control", base=first.manifest)
+    largest = max(chunks.held, key=lambda key: len(chunks.held[key]))
+    for key in {"content": [largest], "all": list(chunks.held)}[lost]:
+        del chunks.held[key]
+    (box.workspace / "newer").write_text("n")
+    second = await box.checkpoint("c2", base=held.manifest)
+    assert second.sent_bytes > first.sent_bytes / 2 > held.sent_bytes
+    fork = await Box.made(gateway, control, root, "two")
+    await fork.restore("c2", second.manifest, "one")
+    assert told_tree(fork.workspace) == told_tree(box.workspace)
+    third = await box.checkpoint("c3", base=second.manifest)
+    assert third.sent_bytes == 0, "an increment again"
+    assert gateway.metric("chunks_lost_total") >= 1
+
+
+async def test_what_cannot_be_looked_for_is_no_checkpoint(
+    gateway: Running, control: Control, root: Path, chunks: MemoryChunks
+) -> None:
+    box = await Box.made(gateway, control, root, "one")
+    fill(box.workspace)
+    first = await box.checkpoint("c1")
+
+    async def unknown(_namespace: str, _digests: set[str]) -> set[str]:
+        raise UnknownError("not now")
+
+    chunks.absent = unknown  # type: ignore[method-assign]
+    assert (await box.checkpoint_fails("c2", base=first.manifest)).reason == "unreachable"
+    del chunks.absent  # type: ignore[attr-defined]
+    await box.checkpoint("c3", base=first.manifest)
 
 
 async def test_a_chunk_that_happens_to_be_there_is_no_proof(

@@ -173,6 +173,9 @@ class GatewayMetrics(ServiceMetrics):
         self.restores = self._counter("restore_orders_total", "restores ordered", "outcome")
         self.restore_seconds = self._histogram("restore_seconds", "time of one restore")
         self.chunks_dropped = self._counter("chunks_dropped_total", "chunks that none needed more")
+        self.chunks_lost = self._counter(
+            "chunks_lost_total", "chunks that the store had lost of a base, sent again"
+        )
         self.prunes_given_up = self._counter(
             "prunes_given_up_total", "times that a store did not say enough to drop chunks"
         )

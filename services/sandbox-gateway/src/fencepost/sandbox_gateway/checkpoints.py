@@ -7,7 +7,8 @@ is compared, both ways, and only as many chunks are held as are on their way.
 Rule 1: a namespace comes from an order, never from a toolhost: it names chunks by digest alone.
 Rule 2: `checkpointed` is said when every chunk that its manifest reaches is proven to be stored:
         by its own acknowledgement, or by the base, which the ledger names. That some chunk happens
-        to be there is no proof: it may be about to be dropped.
+        to be there is no proof: it may be about to be dropped. And all of them are looked for in
+        the store once more at the end: what it has lost of the base is sent again from the disk.
 Rule 3: nothing is dropped that a manifest reaches which was reported and may not be known yet, and
         nothing while a checkpoint of that sandbox is taken, nor anything that was stored lately.
 """
@@ -76,6 +77,14 @@ class _FailedError(FencepostError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+class _LostError(FencepostError):
+    """The store has lost some of what a checkpoint inherits of its base."""
+
+    def __init__(self, count: int, of: int) -> None:
+        super().__init__(f"{count} of {of} chunks are not in the store")
+        self.count = count
 
 
 class Trees:
@@ -171,7 +180,14 @@ class Checkpoints:
     async def _taken(self, attachment: Attachment, order: CheckpointOrder) -> Checkpointed:
         base = await self._base(order)
         taking = _Taking(self._store, attachment, order, base)
-        head, tree = await taking.run()
+        try:
+            head, tree = await taking.run()
+        except _LostError as error:
+            # What is inherited can be had from the disk alone, while there is one.
+            logger.warning("checkpoint_base_lost", sandbox=order.sandbox, detail=str(error))
+            self._metrics.chunks_lost.inc(error.count)
+            taking = _Taking(self._store, attachment, order, None)
+            head, tree = await taking.run()
         marked = attachment.marked
         if not self._may_write():
             raise _FailedError("unreachable", "the gateway's lease is not renewed")
@@ -463,9 +479,12 @@ class _Taking:
         lacking = tree.chunks - known
         if lacking:
             raise ManifestError("missing", f"{len(lacking)} chunks were never stored")
-        # What was stored now must still be there: somebody else may drop things (rule 3).
-        fresh = {digest.hex() for digest in tree.chunks & self._stored}
-        gone = await _tried(lambda: self._store.absent(self._order.sandbox, fresh))
+        # What was stored must still be there: others may drop things (rule 3), and a store may
+        # lose some while the sandbox lives, which every later increment would inherit.
+        names = {digest.hex() for digest in tree.chunks}
+        gone = await _tried(lambda: self._store.absent(self._order.sandbox, names))
+        if gone and base is not None:
+            raise _LostError(len(gone), len(names))
         if gone:
             raise ManifestError("missing", f"{len(gone)} chunks were dropped meanwhile")
         return tree
