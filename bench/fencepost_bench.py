@@ -34,7 +34,7 @@ CONTENT_BYTES = 200
 SANDBOXES = 64
 CREATED_AT_ONCE = 8
 PATH = "file.txt"
-FILE_STREAMS = (streams.LEDGER, streams.COMMANDS, streams.FACTS, streams.MESSAGES)
+INPUTS = (streams.COMMANDS, streams.FACTS, streams.MESSAGES)
 TOOLHOST = "toolhost"
 
 
@@ -75,7 +75,8 @@ class Running:
 
     async def synced_messages(self) -> dict[str, int]:
         """How many messages the server has stored in files, and so synced before their ack."""
-        infos = {name: await stream_info(self.client.link, name) for name in FILE_STREAMS}
+        names = (*streams.ledger_names(self.client.ledgers), *INPUTS)
+        infos = {name: await stream_info(self.client.link, name) for name in names}
         return {name: info.state.last_seq for name, info in infos.items()}
 
     def processes(self) -> list[tuple[str, int]]:
@@ -96,6 +97,7 @@ async def running(
     gateways: int = 1,
     sandboxes: int = SANDBOXES,
     shards: int = streams.SHARDS_EMBEDDED,
+    ledgers: int = 1,
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """Starts a stack of its own in a new folder, with live sandboxes."""
@@ -109,6 +111,7 @@ async def running(
             others=False,
             postgres=False,
             shards=shards,
+            ledgers=ledgers,
             environment={"FENCEPOST_LOG_LEVEL": "warning", **(environment or {})},
         )
         try:
@@ -137,12 +140,16 @@ async def main() -> None:
     options.add_argument("--planners", type=int, default=1)
     options.add_argument("--gateways", type=int, default=1)
     options.add_argument("--shards", type=int, default=streams.SHARDS_EMBEDDED)
+    options.add_argument("--ledgers", type=int, default=1)
     options.add_argument("--json", action="store_true")
     options.add_argument("--wait", action="store_true", help="tell the processes, to profile them")
     chosen = options.parse_args()
     began = time.perf_counter()
     async with running(
-        planners=chosen.planners, gateways=chosen.gateways, shards=chosen.shards
+        planners=chosen.planners,
+        gateways=chosen.gateways,
+        shards=chosen.shards,
+        ledgers=chosen.ledgers,
     ) as stack:
         print(f"up after {time.perf_counter() - began:.1f} s", file=sys.stderr)
         if chosen.wait:

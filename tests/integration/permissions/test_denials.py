@@ -338,7 +338,8 @@ async def test_the_doctor_says_what_is_wrong_with_a_deployment(
 
     url, client = guarded.server.url, str(guarded.credentials["client"])
     assert await told() == []
-    assert await told(URL=url, CREDENTIALS=client) == [f"ok: {client}", "ok: lets client in"]
+    welcome = "ok: lets client in; 2 shards in one ledger"
+    assert await told(URL=url, CREDENTIALS=client) == [f"ok: {client}", welcome]
     [none, refused] = await told(URL=url)
     assert none.startswith("warning: none")
     assert "does not take nobody" in refused

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from fencepost.client import doctor_nats
 from fencepost.contracts import grants, streams, subjects
 from fencepost.contracts.grants import ROLES
 from fencepost.core.errors import UnknownError
@@ -84,10 +86,24 @@ async def _what_it_is_for(guarded: making.Guarded, role: grants.Role) -> None:
                 await declaring.declare(link, making.SHARDS, create=False, ledgers=1)
 
 
-async def test_permissions_for_one_ledger_do_not_reach_the_others(tmp_path: Path) -> None:
+async def test_permissions_for_one_ledger_do_not_reach_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: who changes the number and not the permissions is told, and reads nothing."""
     guarded = await making.start(tmp_path / "nats", ledgers=LEDGERS)
+    monkeypatch.setenv("FENCEPOST_NATS_URL", guarded.server.url)
+    monkeypatch.setenv("FENCEPOST_NATS_CREDENTIALS", str(guarded.credentials["client"]))
+
+    async def doctor() -> str:
+        *_, last = await asyncio.to_thread(lambda: list(doctor_nats.checks()))
+        return f"{last.status}: {last.found}"
+
     try:
+        assert await doctor() == "ok: lets client in; 2 shards in 2 ledgers"
+        monkeypatch.setenv("FENCEPOST_LEDGERS", "1")
+        said = "FENCEPOST_LEDGERS is 1, and the deployment was made with 2"
+        assert await doctor() == f"failed: {said}"
+        monkeypatch.delenv("FENCEPOST_LEDGERS")
         making.write(guarded.folder, ledgers=1)
         await guarded.reload()
         async with guarded.links("planner") as link:
@@ -96,5 +112,6 @@ async def test_permissions_for_one_ledger_do_not_reach_the_others(tmp_path: Path
         async with guarded.links("tracker") as link:
             with pytest.raises(declaring.StreamMissingError, match="FENCEPOST_LEDGERS=2, may not"):
                 await declaring.check_ledgers(link, making.SHARDS, ledgers=LEDGERS)
+        assert (await doctor()).startswith("failed: FP_LEDGER_0 may not be looked at")
     finally:
         await guarded.server.stop()

@@ -10,10 +10,11 @@ from typing import Final
 
 from fencepost.client.client import user_of_environment
 from fencepost.client.doctor import Check
+from fencepost.contracts import streams as table
 from fencepost.core.errors import FencepostError, RefusedError, UnknownError
 from fencepost.runtime import streams
 from fencepost.runtime.access import Access
-from fencepost.runtime.link import Link
+from fencepost.runtime.link import DeniedError, Link, stream_info
 
 _CONNECT_S: Final = 10.0
 _NO_STREAMS: Final = "create the streams, as the operator: fencepost deploy streams"
@@ -58,7 +59,10 @@ async def _welcome(name: str, url: str, user: Access) -> Check:
     async with asyncio.timeout(_CONNECT_S):
         link = await Link.connect(url, name="fencepost-doctor", access=user)
     try:
-        shards = await streams.read_meta(link, "shards")
+        cut = await streams.read_cut(link)
+        if cut is None:
+            return Check(name, "failed", "there is no deployment yet", _NO_STREAMS)
+        return await _ledgers(link, cut, name, user)
     except UnknownError as error:
         if "denied" in str(error):
             todo = "give the server the authorization.conf of this version: fencepost deploy nats"
@@ -66,6 +70,24 @@ async def _welcome(name: str, url: str, user: Access) -> Check:
         return Check(name, "failed", str(error), _NO_STREAMS)
     finally:
         await link.close()
-    if shards is None:
-        return Check(name, "failed", "there is no deployment yet", _NO_STREAMS)
-    return Check(name, "ok", f"lets {user.user or 'a connection without credentials'} in")
+
+
+async def _ledgers(link: Link, cut: streams.Cut, name: str, user: Access) -> Check:
+    """Whether the environment says the deployment's own numbers, and each ledger is there."""
+    for setting, have in (("FENCEPOST_SHARDS", cut.shards), ("FENCEPOST_LEDGERS", cut.ledgers)):
+        said = os.environ.get(setting, str(have))
+        if said != str(have):
+            detail = f"{setting} is {said}, and the deployment was made with {have}"
+            return Check(name, "failed", detail, f"set {setting}={have}")
+    for ledger in table.ledger_names(cut.ledgers):
+        try:
+            info = await stream_info(link, ledger)
+        except DeniedError as error:
+            todo = f"make the grants for it: fencepost deploy nats --ledgers {cut.ledgers}"
+            return Check(name, "failed", f"{ledger} may not be looked at: {error}", todo)
+        if info.error is not None:
+            detail = f"{ledger} is not there: {info.error.description}"
+            return Check(name, "failed", detail, "bring it back from a back-up")
+    who = user.user or "a connection without credentials"
+    where = "one ledger" if cut.ledgers == 1 else f"{cut.ledgers} ledgers"
+    return Check(name, "ok", f"lets {who} in; {cut.shards} shards in {where}")

@@ -79,23 +79,24 @@ def reshard_(  # noqa: PLR0917 - options of a command
                 replicas=replicas,
             )
         )
-        told = (
-            f"Start the services on {to} with FENCEPOST_SHARDS={result.shards} and "
-            f"FENCEPOST_LEDGERS={result.ledgers}"
-        )
+        told = f"Start the services on {to} with {_settings(result)}"
     else:
         raise RefusedError(
             "bad_arguments",
             "expected --to (an address), or --data and --into (folders of embedded stacks)",
             field="to",
         )
+    _tell(result, told, as_json=as_json)
+
+
+def _settings(result: reshard.Result) -> str:
+    return f"FENCEPOST_SHARDS={result.shards} and FENCEPOST_LEDGERS={result.ledgers}"
+
+
+def _tell(result: reshard.Result, told: str, *, as_json: bool) -> None:
     if as_json:
         cli.emit(msgspec.to_builtins(result))
-    else:
-        _tell(result, told)
-
-
-def _tell(result: reshard.Result, told: str) -> None:
+        return
     cli.out.print(
         f"{result.aggregates} sandboxes and DAGs, {result.entries} entries in {result.batches} "
         f"batches, {result.contents} contents, {result.chunks} chunks of checkpoints: "
