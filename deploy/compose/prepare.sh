@@ -24,8 +24,10 @@ keep GRAFANA_PASSWORD "$(secret)"
 keep DOCKER_SOCKET "$socket"
 keep DOCKER_GID "$(stat -c %g "$socket" 2>/dev/null || stat -f %g "$socket")"
 
+ledgers=$(sed -n 's/^FENCEPOST_LEDGERS=//p' .env | tail -n 1)
+
 # As root, so that the server's half is the server's alone and each other half is its service's.
-docker run --rm --user 0:0 --network none \
+docker run --rm --user 0:0 --network none --env FENCEPOST_LEDGERS="${FENCEPOST_LEDGERS:-${ledgers:-1}}" \
     --volume "$PWD/nats:/nats" --volume "$PWD/credentials:/credentials" \
     "${FENCEPOST_IMAGE:-fencepost:latest}" sh -c '
         fencepost deploy nats --out /nats --credentials /credentials >/dev/null

@@ -301,7 +301,12 @@ def _paths() -> dict[str, Any]:
         "/v1/sandboxes": _operation("Sandboxes by id", "Sandboxes", cursor, limit),
         "/v1/sandboxes/{sandbox}": _operation("One sandbox", "Sandbox", sandbox),
         "/v1/steps": _operation(
-            "Steps in the order of their admission", "Steps", of_sandbox, state, cursor, limit
+            "Steps in the order of their admission; of several ledgers, of their sequences there",
+            "Steps",
+            of_sandbox,
+            state,
+            cursor,
+            limit,
         ),
         "/v1/steps/{step}": _operation("One step, by its id alone", "Step", step),
         "/v1/steps/{sandbox}/{step}": _operation("One step", "Step", sandbox, step),

@@ -187,7 +187,11 @@ class Snapshot:
     async def steps(
         self, sandbox: str | None, state: str | None, after: tuple[int, str, str], limit: int
     ) -> Page:
-        """Steps in the order of their admission. Results are shown with one step only."""
+        """
+        Steps in the order of their admission, of several ledgers by their sequences in each.
+
+        Results are shown with one step only.
+        """
         rows = await self._connection.fetch(
             f"SELECT {_STEP} FROM steps WHERE (admitted_seq, sandbox, step) > ($1, $2, $3)"  # noqa: S608
             " AND ($4::text IS NULL OR sandbox = $4) AND ($5::text IS NULL OR state = $5)"
