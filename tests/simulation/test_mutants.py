@@ -38,6 +38,7 @@ KILLED_AT: dict[str, int] = {
     "ask for a create again at another authority": 22,
     "take what one authority lists of another for its own": 25,
     "say that an end was observed by who observes nothing": 183,
+    "forget at a takeover which DAGs owe an answer": 180,
     "call a carried attempt that was undone one that never began": 103780,
     "ask an operator once, whoever was not there to hear it": 356,
     "know a batch again by owner, term and number alone": 1447,
