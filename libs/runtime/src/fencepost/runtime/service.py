@@ -30,7 +30,7 @@ from faststream.nats.security import (
 )
 from faststream.security import BaseSecurity
 from faststream.specification import AsyncAPI
-from fencepost.core.errors import FencepostError
+from fencepost.core.errors import FencepostError, RefusedError, RetryLaterError
 from fencepost.runtime.access import Access
 from fencepost.runtime.metrics import ServiceMetrics
 from fencepost.runtime.settings import Settings
@@ -101,7 +101,7 @@ class Service:
     `lacks` says what it lacks although it does its work: it is ready all the same, and says so.
     `http` is an ASGI application that answers all other paths.
 
-    `start` may raise `FencepostError`: the process then ends with 1 and one line.
+    `start` may raise `FencepostError`: the process then ends with one line, see `end`.
     """
 
     def __init__(
@@ -231,11 +231,13 @@ class Service:
         # The ASGI server raises the signal again once it has shut down.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _exit)
+        # What the server has to say of a start that failed is its trace; ours is one line.
+        logging.getLogger("uvicorn.error").addFilter(lambda _record: self._failed is None)
         try:
             _run_loop(self._serve())
         finally:
             if self._failed is not None:
-                raise SystemExit(f"fencepost {self.name}: {self._failed}") from None
+                end(f"fencepost {self.name}", self._failed)
         raise SystemExit(0)
 
 
@@ -285,10 +287,21 @@ def _version() -> str:
         return "0"
 
 
+def end(name: str, error: FencepostError) -> NoReturn:
+    """
+    Ends the process with what went wrong, as the command does.
+
+    Exit code 2: it stays so until somebody mends it; 5: the same may go well later; else 1.
+    """
+    sys.stderr.write(f"{name}: {error}\n" if name else f"{error}\n")
+    code = {RefusedError: 2, RetryLaterError: 5}
+    raise SystemExit(next((code[kind] for kind in code if isinstance(error, kind)), 1)) from None
+
+
 def main(build: Callable[[], Service]) -> NoReturn:
     """Builds and runs a service; a wrong setting ends the process with one clear text."""
     try:
         service = build()
     except FencepostError as error:
-        raise SystemExit(str(error)) from None
+        end("", error)
     service.run()

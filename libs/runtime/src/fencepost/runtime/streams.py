@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from fencepost.contracts import streams
 from fencepost.contracts.messages import HASH
-from fencepost.core.errors import FencepostError, UnknownError
+from fencepost.core.errors import FencepostError, RefusedError, UnknownError
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.link import ApiError, DeniedError, Link, StreamInfo, stream_info
 from fencepost.runtime.ports import Unknown, Valid
@@ -26,6 +26,12 @@ SUBJECTS_OVERLAP: Final = 10065
 
 START_S: Final = 60.0
 """How long a starting service asks again while the servers do not say."""
+
+REFUSED_S: Final = 5.0
+"""How long it asks again while the servers refuse it: their users may just be read anew."""
+
+_NO_JETSTREAM: Final = (10039, 10076)
+"""The account has no JetStream; the server has none."""
 
 _INFO_S: Final = 2.0
 _AGAIN_S: Final = 0.2
@@ -76,6 +82,10 @@ class StreamMissingError(FencepostError):
 
 class StreamAwaitedError(StreamMissingError):
     """One that need not survive is missing: whoever may create it is about to. Try again."""
+
+
+class NoJetStreamError(UnknownError):
+    """The server, or this user's account, says that it has no JetStream."""
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -177,7 +187,7 @@ async def check_ledgers(link: Link, shards: int, *, ledgers: int) -> None:
                 "deployment has another number"
             )
         if info.error is not None:
-            raise UnknownError(f"stream {stream.name}: {info.error.description}")
+            raise _unknown(f"stream {stream.name}", info.error)
         want, have = stream.config["subjects"], info.config.get("subjects")
         if sorted(want) != sorted(have or ()):
             raise StreamMismatchError(
@@ -201,19 +211,60 @@ async def declare_at_start(
     In a cluster a stream that was just made has no leader for a moment, and one whose leader died
     has none until the next is elected: nobody answers for it meanwhile. And a server that was just
     started again has lost what it kept in memory. Raises the last error when the time is over.
+
+    What this user may not ask, or has no JetStream for, it asks for a few seconds only: raises
+    `RefusedError`, since waiting does not mend it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
+    refused_at: float | None = None
     while True:
         try:
             await declare(link, shards, create=create, replicas=replicas, ledgers=ledgers)
+        except (DeniedError, NoJetStreamError) as error:
+            refused_at = loop.time() if refused_at is None else refused_at
+            if loop.time() >= min(deadline, refused_at + REFUSED_S):
+                raise _not_allowed(link, error) from error
+            logger.warning("streams_refused", detail=str(error))
         except (UnknownError, StreamAwaitedError) as error:
+            refused_at = None
             if loop.time() >= deadline:
-                raise
+                raise _not_ready(error, within_s) from error
             logger.info("streams_not_ready", detail=str(error))
-            await asyncio.sleep(_AGAIN_S)
         else:
             return
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _not_allowed(link: Link, error: UnknownError) -> RefusedError:
+    if isinstance(error, NoJetStreamError):
+        return RefusedError(
+            "no_jetstream",
+            f"{error}: {link.user or 'this connection'} is in an account without JetStream, or the"
+            " server has it switched off (FENCEPOST_NATS_URL, FENCEPOST_NATS_CREDENTIALS)",
+            field="nats_url",
+        )
+    return RefusedError(
+        "denied",
+        f"{error}: are these the right user's credentials (FENCEPOST_NATS_CREDENTIALS), and has the"
+        " server the permissions of this version (`fencepost deploy nats`)?",
+        field="nats_credentials",
+    )
+
+
+def _not_ready(error: UnknownError | StreamAwaitedError, within_s: float) -> FencepostError:
+    if isinstance(error, UnknownError):
+        return UnknownError(
+            f"{error}; asked for {within_s:g} s. Is JetStream switched on at this server, and in"
+            " this user's account?"
+        )
+    return error
+
+
+def _unknown(what: str, error: ApiError) -> UnknownError:
+    """What an error of the API says of a stream: nothing."""
+    kind = NoJetStreamError if error.err_code in _NO_JETSTREAM else UnknownError
+    return kind(f"{what}: {error.description}")
 
 
 async def _recorded(link: Link) -> bytes | None:
@@ -221,7 +272,7 @@ async def _recorded(link: Link) -> bytes | None:
     info = await _info(link, f"KV_{streams.BUCKET_META}")
     if info.error is not None:
         if info.error.err_code != STREAM_NOT_FOUND:
-            raise UnknownError(f"{streams.BUCKET_META}: {info.error.description}")
+            raise _unknown(streams.BUCKET_META, info.error)
         return None
     return await read_meta(link, "shards")
 
@@ -261,7 +312,7 @@ async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create:
     info = await _info(link, name)
     if info.error is not None:
         if info.error.err_code != STREAM_NOT_FOUND:
-            raise UnknownError(f"stream {name}: {info.error.description}")
+            raise _unknown(f"stream {name}", info.error)
         if not create:
             raise StreamMissingError(
                 f"stream {name} does not exist; `fencepost deploy streams` creates it"
@@ -275,10 +326,10 @@ async def _declare_one(link: Link, name: str, config: dict[str, Any], *, create:
                 "another FENCEPOST_LEDGERS?"
             )
         elif error.err_code != STREAM_NAME_IN_USE:
-            raise UnknownError(f"stream {name}: not created: {error.description}")
+            raise _unknown(f"stream {name}: not created", error)
         info = await _info(link, name)
         if info.error is not None:
-            raise UnknownError(f"stream {name}: {info.error.description}")
+            raise _unknown(f"stream {name}", info.error)
     found = differences(config, info.config)
     if found:
         raise StreamMismatchError(f"stream {name} is not as it must be: {'; '.join(found)}")

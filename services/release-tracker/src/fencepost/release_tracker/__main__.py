@@ -47,7 +47,7 @@ def _migrate(*phases: migrations.Phase) -> None:
     try:
         applied = asyncio.run(app.migrate(_settings(), phases))
     except FencepostError as error:
-        raise SystemExit(str(error)) from None
+        service.end("", error)
     sys.stdout.write("".join(f"applied {name}\n" for name in applied) or "nothing to apply\n")
 
 
@@ -55,7 +55,7 @@ def _rebuild() -> None:
     try:
         positions = asyncio.run(app.rebuild(_settings()))
     except FencepostError as error:
-        raise SystemExit(str(error)) from None
+        service.end("", error)
     told = ", ".join(f"{shard}: {seq}" for shard, seq in sorted(positions.items()))
     sys.stdout.write(f"projected up to {told or 'nothing: the ledger is empty'}\n")
 
