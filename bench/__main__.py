@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from fencepost.simulator.numbers import more_than_none, whole
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,6 +36,7 @@ from bench import (
 )
 
 IN_FLIGHT = [1, 16, 64, 256]
+IN_FLIGHT_MAX = 100_000
 SECONDS, ROUNDS = 5.0, 3
 SECONDS_QUICK, ROUNDS_QUICK = 2.0, 1
 
@@ -120,16 +122,21 @@ def _table(result: dict[str, Any]) -> str:
 
 async def main() -> None:
     options = argparse.ArgumentParser(prog="bench", description=__doc__)
-    options.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT)
-    options.add_argument("--seconds", type=float, help=f"each measurement takes ({SECONDS:g})")
-    options.add_argument("--rounds", type=int, help=f"medians are taken over ({ROUNDS})")
+    options.add_argument("--in-flight", type=whole(1, IN_FLIGHT_MAX), nargs="+", default=IN_FLIGHT)
+    options.add_argument(
+        "--seconds", type=more_than_none(), help=f"each measurement takes ({SECONDS:g})"
+    )
+    options.add_argument("--rounds", type=whole(1, 1000), help=f"medians are taken over ({ROUNDS})")
     options.add_argument("--quick", action="store_true", help="one short round")
     options.add_argument(
-        "--history", type=int, metavar="N", help="instead: with N entries in the ledger, and none"
+        "--history",
+        type=whole(1),
+        metavar="N",
+        help="instead: with N entries in the ledger, and none",
     )
     options.add_argument(
         "--dags",
-        type=int,
+        type=whole(1),
         nargs="?",
         const=cancel.MANY,
         metavar="N",

@@ -11,15 +11,16 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import nats.js.errors
 import pytest
-from fencepost.client import Client, RefusedError
+from fencepost.client import Client, RefusedError, UnknownError
 from fencepost.core.sandbox import entries as e
 
-from tests.acceptance.conftest import RunningStack
+from tests.acceptance.conftest import RunningStack, StartStack
 from tests.acceptance.walking import History
 
 COMMANDS_AT_ONCE = 4
@@ -300,3 +301,58 @@ async def test_a_patch_that_does_not_apply_changes_nothing_and_exits_with_1(
         workspace = stack.sandbox_root / shown["native_id"] / "workspace"
         assert not list(workspace.rglob("*bad*"))
     assert (await stack.verify()).violations == []
+
+
+async def _run(stack: RunningStack, *words: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost.client", *words, "--url", stack.nats.url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert b"Traceback" not in errors
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def test_what_never_was_is_said_by_every_command_that_tells_of_it(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
+    stack = await start_stack(others=True)
+    async with await stack.client() as client:
+        await client.create_sandbox("box")
+        await client.open_dag("flow")
+        with pytest.raises(RefusedError, match="no sandbox"):
+            await client.release("nobody")
+        with pytest.raises(RefusedError, match="no DAG"):
+            await client.cancel_dag("nobody")
+    page = tmp_path / "page.html"
+    asked: list[tuple[str, ...]] = [
+        ("replay", "NAME"),
+        ("replay", "--dag", "NAME"),
+        ("replay", "NAME", "--draw", str(page)),
+        ("releases", "NAME"),
+        ("read", "NAME", "list_dir", "--arg", "path=."),
+    ]
+    wrong = await asyncio.gather(
+        *(_run(stack, *(word.replace("NAME", "nobody") for word in words)) for words in asked)
+    )
+    for words, (code, _, said) in zip(asked, wrong, strict=True):
+        assert code == 2, (words, said)
+        assert "nobody" in said
+    assert not page.exists()
+    assert "refused: unknown_sandbox" in wrong[0][1], "what was refused is told all the same"
+    for words in asked[2:4]:  # the control
+        name = "flow" if "--dag" in words or words[0] == "releases" else "box"
+        code, _, said = await _run(stack, *(word.replace("NAME", name) for word in words))
+        assert code == 0, (words, said)
+
+
+async def test_who_waits_for_a_provider_that_nobody_offers_is_told_so(stack: RunningStack) -> None:
+    told: list[str] = []
+    async with await stack.client() as client:
+        with pytest.raises(UnknownError, match="no gateway that offers provider 'none'"):
+            await client.create_sandbox("odd", {"provider": "none"}, timeout_s=6, say=told.append)
+        assert len(told) == 1
+        await client.create_sandbox("box", say=told.append)
+        assert len(told) == 1, "the control"
+        assert (await client.release("odd"))["state"] == "gone"

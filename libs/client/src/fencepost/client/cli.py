@@ -366,7 +366,9 @@ def sandbox_create(
 
     async def work() -> dict[str, Any]:
         async with await Client.connect(url) as client:
-            sandbox = await client.create_sandbox(name, spec, wait=wait, timeout_s=timeout)
+            sandbox = await client.create_sandbox(
+                name, spec, wait=wait, timeout_s=timeout, say=lambda text: err.print(Text(text))
+            )
             return await client.show(sandbox) if wait else {"sandbox": sandbox}
 
     found = run(work())
@@ -699,7 +701,11 @@ def replay(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a sandbox's ledger as a timeline, or a DAG's."""
+    """
+    Tell a sandbox's ledger as a timeline, or a DAG's.
+
+    Exit code 2 where there is none: what is told then are commands that were refused.
+    """
     from fencepost.client import drawn, timeline
 
     if bool(sandbox) == bool(dag):
@@ -721,7 +727,7 @@ def replay(
                 else timeline.lines(client, sandbox, follow=follow)
             )
             async for line in told:
-                count += 1
+                count += line.kind != "refused"
                 if as_json:
                     emit(line)
                 else:
@@ -731,7 +737,10 @@ def replay(
     if not run(work()):
         kind = "dag" if dag else "sandbox"
         raise RefusedError(
-            f"unknown_{kind}", f"{kind}: the ledger has nothing of {dag or sandbox!r}", field=kind
+            f"unknown_{kind}",
+            f"{kind}: there never was a {'DAG' if dag else kind} {dag or sandbox!r};"
+            " the ledger has at most refusals of commands to it",
+            field=kind,
         )
 
 

@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -20,7 +20,7 @@ import msgspec
 import nats.errors
 from fencepost.client import answers, blobs, checks, commands, ledger, ulid
 from fencepost.client.commands import Undo
-from fencepost.client.dags import DagCalls
+from fencepost.client.dags import DagCalls, unserved
 from fencepost.client.errors import NoServerError, OutcomeUnknownError, ToolFailedError
 from fencepost.client.outbox import Outbox, publish_durably
 from fencepost.client.outcome import StepOutcome
@@ -33,7 +33,7 @@ from fencepost.core.errors import RefusedError, UnknownError
 from fencepost.core.steps import CommitAfter, SandboxSpec, canonical, digest_of
 from fencepost.runtime import access, address
 from fencepost.runtime.access import Access
-from fencepost.runtime.link import Link
+from fencepost.runtime.link import DeniedError, Link
 from fencepost.runtime.streams import Cut
 
 UP_FILE: Final = Path(".fencepost/up.json")
@@ -451,6 +451,11 @@ class Client(DagCalls, RecoveryCalls):
                 subjects.read(sandbox), _encode(request), timeout_s=timeout_s + 1
             )
             reply = _decode_read(message.data)
+        except DeniedError:
+            raise
+        except UnknownError as error:
+            state = (await self.show(sandbox))["state"]  # raises where there is none
+            raise UnknownError(f"{sandbox} is {state}, and no gateway answers: {error}") from error
         except msgspec.MsgspecError as error:
             raise UnknownError(f"{sandbox}: an answer that cannot be read") from error
         if reply.status == "refused":
@@ -496,12 +501,14 @@ class Client(DagCalls, RecoveryCalls):
         wait: bool = True,
         reason: str = "",
         timeout_s: float = 60.0,
+        say: Callable[[str], None] | None = None,
     ) -> str:
         """
         Creates a sandbox, held for its operator until `release`, and gives its id.
 
         With `wait` it has a live generation then. The same name and spec again is the same
         sandbox; a name is never used for a second one. `reason` is recorded with the hold.
+        `say` is told once why it takes so long, where no gateway offers the spec's provider.
         """
         sandbox = commands.require_id("sandbox", f"sbx-{ulid.mint()}" if name is None else name)
         body = {"spec": commands.spec_of(spec), "reason": checks.text("reason", reason)}
@@ -511,13 +518,33 @@ class Client(DagCalls, RecoveryCalls):
             await self._command("create", sandbox, command, body)
             if not wait:
                 return sandbox
+            await self._until_live(sandbox, refusals, timeout_s, say)
+        return sandbox
+
+    async def _until_live(
+        self,
+        sandbox: str,
+        refusals: answers.Refusals,
+        timeout_s: float,
+        say: Callable[[str], None] | None,
+    ) -> None:
+        since = asyncio.get_running_loop().time()
+        why = ""
+        try:
             async with _patience(timeout_s, f"sandbox {sandbox} has no live generation"):
                 while (view := await self._view_of(sandbox)).get("state") != "live":
                     refusals.raise_any()
                     raise_if_stopped(view)
+                    # Not at once: a planner that has just started hears of gateways by and by.
+                    waited_ms = 1000 * (asyncio.get_running_loop().time() - since)
+                    why = unserved(view) if waited_ms > limits.GATEWAY_SILENT_MS else ""
+                    if why and say is not None:
+                        say(f"{why}; it is made when one comes")
+                        say = None
                     await asyncio.sleep(_POLL_S)
-            refusals.raise_any()
-        return sandbox
+        except UnknownError as error:
+            raise UnknownError(f"{error}: {why}" if why else str(error)) from error
+        refusals.raise_any()
 
     async def reclaim(
         self, sandbox: str, *, wait: bool = True, timeout_s: float = 60.0

@@ -237,8 +237,11 @@ async def _tell(
         async for verdict in client.releases(dag, from_start=True):
             show(verdict)
         return
-    for verdict in await client.releases_so_far(dag):
+    found = await client.releases_so_far(dag)
+    for verdict in found:
         show(verdict)
+    if dag is not None and not found:
+        await client.show_dag(dag)  # raises where there is none
 
 
 def _emitter(*, as_json: bool) -> Callable[[Verdict], None]:

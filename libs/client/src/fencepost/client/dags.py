@@ -50,6 +50,9 @@ class DagCalls:
     link: Link
     shards: int
 
+    async def show(self, sandbox: str) -> dict[str, Any]:
+        raise NotImplementedError
+
     async def open_dag(
         self,
         dag: str | None = None,
@@ -124,7 +127,13 @@ class DagCalls:
         checks.flag("replace", replace)
         wanted = msgspec.to_builtins(commands.spec_of(spec))
         body = {"do": "acquire", "slot": slot, "spec": wanted, "replace": replace}
-        return await self._get(dag, sandbox, slot, body, wait=wait, timeout_s=timeout_s)
+        try:
+            return await self._get(dag, sandbox, slot, body, wait=wait, timeout_s=timeout_s)
+        except UnknownError as error:
+            with contextlib.suppress(RefusedError, UnknownError):
+                if why := unserved(await self.show(sandbox)):
+                    raise UnknownError(f"{error}: {why}") from error
+            raise
 
     async def adopt(
         self,
@@ -310,6 +319,17 @@ class DagCalls:
 
 # Which event says that a look at the DAG is worth it at once.
 _NEWS_OF: Final = {"open": "opened", "release": "release_begun"}
+
+
+def unserved(view: Mapping[str, Any]) -> str:
+    """
+    Says that no gateway was found that could make this sandbox, or nothing.
+
+    No refusal: one that offers its provider may come at any time, and it is made then.
+    """
+    if view.get("state") != "creating" or view.get("asked_of", "?"):
+        return ""
+    return f"no gateway that offers provider {view['provider']!r} is heard of"
 
 
 def _name(field: str, value: object) -> None:

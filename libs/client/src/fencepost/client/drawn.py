@@ -44,14 +44,20 @@ _FACTS: Final = (e.AssignedEntry, e.Attached, e.StopAnsweredEntry, e.GoneEntry, 
 
 
 async def picture(client: Client, *, sandbox: str = "", dag: str = "") -> Picture | None:
-    """Reads and draws the last `ROWS_MAX` entries, and what is wrong with them; None of none."""
+    """
+    Reads and draws the last `ROWS_MAX` entries, and what is wrong with them.
+
+    None where there is none, or only refusals of commands to what never was.
+    """
     kept: deque[Line] = deque(maxlen=ROWS_MAX)
     count = 0
+    exists = False
     told = timeline.dag_lines(client, dag) if dag else timeline.lines(client, sandbox)
     async for line in told:
         kept.append(line)
         count += 1
-    if not kept:
+        exists = exists or line.kind != "refused"
+    if not exists:
         return None
     family = "dag" if dag else "sandbox"
     violations = await _violations(client, family, dag or sandbox)

@@ -107,6 +107,7 @@ def view_sandbox(state: SandboxShard, sandbox_id: str) -> dict[str, Any] | None:
         "holders": dict(sandbox.holders),
         "claims": dict(sandbox.claims),
         "creates": list(sandbox.creates),
+        "asked_of": next((c.gateway for c in reversed(sandbox.creates.values())), ""),
         "open_steps": len(sandbox.steps),
         "fenced": len(sandbox.fenced),
         "parked": len(sandbox.parked) + len(sandbox.requeued),
