@@ -103,6 +103,7 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("outcomes.py", "return no - step.since_no > limits.JOURNAL_WINDOW", "return False"),
     ("admission.py", "sandbox.fences_ahead() >= limits.FENCES_AHEAD_MAX", "False"),
     ("evolve.py", "if not entry.of:", "if True:"),
+    ("holding.py", 'if sandbox.capabilities.observes_gone else "stop_accepted"', ""),
     ("outcomes.py", "no=next_no + len(woken),", "no=next_no,"),
     (
         "outcomes.py",
