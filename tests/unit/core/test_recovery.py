@@ -591,6 +591,27 @@ def test_what_comes_to_something_else_stops_the_recovery() -> None:
     assert only(bench.step("s3")).reason == "recovering"
 
 
+def test_a_difference_names_where_it_may_be_as_far_as_there_is_room() -> None:
+    bench = owing("s1", "s2")
+    few = [Change("a.txt", None, "sha256:1"), Change("x" * 300, None, None)]
+    stopped = bench.replay(changes=few)[-1]
+    assert isinstance(stopped, e.RecoveryStopped)
+    assert stopped.changes == tuple(few)
+    assert stopped.detail.endswith(f"this time: a.txt, …{'x' * 60}")
+    shown = bench.sandbox().recovering
+    assert shown is not None
+    assert shown.detail == stopped.detail
+    for many, at_most in (
+        ([Change(f"{n}", None, None) for n in range(500)], limits.CHANGES_SHOWN_MAX),
+        ([Change(f"{n}" + "x" * 3_900, None, None) for n in range(9)], 2),
+    ):
+        bench = owing("s1")
+        stopped = bench.replay(changes=many)[-1]
+        assert isinstance(stopped, e.RecoveryStopped)
+        assert stopped.changes == tuple(many[:at_most])
+        assert f"and {len(many) - 3} more" in stopped.detail or len(stopped.detail) == 300
+
+
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [

@@ -90,6 +90,7 @@ class Past:
     _done: dict[str, Done] = field(default_factory=dict)
     _unproven: dict[str, Place] = field(default_factory=dict)
     _points: list[Point] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     _base: Point | None = None
     _end: Place = _START
 
@@ -152,12 +153,18 @@ class Past:
             if (is_stored and entry.lost) or (not is_stored and done.key > entry.kept):
                 done.dropped_at = place
         if entry.lost:
+            self.lost.append(entry.lost)
             self._points = [p for p in self._points if p.origin.checkpoint != entry.lost]
 
     def _is_in(self, done: Done, point: Point) -> bool:
         """Whether a checkpoint holds a step: committed before it, or seen by its disk till then."""
         seen = done.line == point.line and done.seq <= point.seq
         return done.is_held(point.at) or (done.at > point.at and seen)
+
+    def given_up(self) -> list[Done]:
+        """The committed workspace steps that no later generation gets back, in disks' order."""
+        gone = [done for done in self._done.values() if done.dropped_at is not None]
+        return sorted((d for d in gone if d.spec.effect == "workspace"), key=lambda done: done.key)
 
     def plan(self, at: str = "") -> Plan:
         """

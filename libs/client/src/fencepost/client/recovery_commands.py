@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any, cast
 
 import typer
-from fencepost.client import cli, forks
+from fencepost.client import cli, forks, losses
 from fencepost.client.cli import AsJson, SandboxId, Timeout, Url
 from fencepost.client.client import Client
 from fencepost.client.recovery import Checkpoint, Decision
@@ -155,3 +155,34 @@ def sandbox_recover(
         cli.emit(found)
     else:
         cli.out.print(f"{sandbox} is {found['state']} at epoch {found['epoch']}")
+        if decision == "tell":
+            cli.err.print(Text(f"what is given up: fencepost sandbox losses {sandbox}"))
+
+
+@cli.sandbox_app.command("losses")
+def sandbox_losses(sandbox: SandboxId, url: Url = None, as_json: AsJson = False) -> None:
+    """List what a stopped recovery differs in, path by path, and every step that was given up."""
+
+    async def work() -> losses.Losses:
+        async with await Client.connect(url) as client:
+            return await losses.losses(client, sandbox)
+
+    found = cli.run(work())
+    if as_json:
+        cli.emit(found)
+        return
+    if found.stopped:
+        cli.out.print(Text(f"the recovery stopped: {found.stopped} {found.step}".strip()))
+    for one in found.differs:
+        expected = f"expected {one.expected}, found " if one.expected else ""
+        cli.out.print(Text(f"  {one.path}: {expected}{one.found}"))
+    if found.is_cut:
+        cli.out.print("  these are not all, or the first receipt lists none")
+    for checkpoint in found.lost:
+        held = f"checkpoint {checkpoint} is lost with all that it held"
+        of = f"; it held what {found.origin} had then" if found.origin else ""
+        cli.out.print(Text(f"{held}{of}"))
+    for given in found.given_up:
+        cli.out.print(Text(f"given up: {given.step} {given.tool}"))
+    if not (found.stopped or found.lost or found.given_up):
+        cli.out.print("nothing is lost")

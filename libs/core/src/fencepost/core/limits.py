@@ -92,6 +92,8 @@ RESTORE_RETRY_MS: Final = 1_000
 # Generations that are given up because a replay was cut down in the middle, in a row.
 REPLAY_DISCARDS_MAX: Final = 3
 OWED_PAGE: Final = 200
+CHANGES_SHOWN_MAX: Final = 100
+CHANGES_SHOWN_BYTES: Final = 8 * KIB
 # What the commits of one checkpoint may take of its input's entries; the rest goes by reference.
 JOINED_BYTES_MAX: Final = 32 * KIB
 

@@ -446,7 +446,7 @@ _SANDBOX_EVENTS: dict[type, tuple[str, tuple[str, ...]]] = {
     e.OwedTold: ("owed", ("epoch", "steps", "told", "of")),
     e.RecoveryStopped: (
         "recovery_stopped",
-        ("epoch", "reason", "step", "attempt", "detail", "expected", "found"),
+        ("epoch", "reason", "step", "attempt", "detail", "expected", "found", "changes"),
     ),
     e.RecoveryDecided: ("recovery_decided", ("epoch", "decision", "who", "note")),
     e.Recovered: (

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.machine import TermOpened as TermOpened  # noqa: PLC0414 - every family has it
-from fencepost.core.receipts import Direction, Receipt
+from fencepost.core.receipts import Change, Direction, Receipt
 from fencepost.core.steps import SandboxSpec, StepSpec
 
 Evidence: TypeAlias = Literal[
@@ -423,7 +423,8 @@ class RecoveryStopped(_Entry, frozen=True, kw_only=True, tag="recovery_stopped")
     """
     The disk is not what it should be, and a person decides: accept, tell or discard.
 
-    `expected` and `found` are effects where they differ.
+    `expected` and `found` are effects where they differ; `changes` is what the step came to this
+    time, as far as there is room for it. The first receipt has what was expected.
     """
 
     epoch: int
@@ -433,6 +434,7 @@ class RecoveryStopped(_Entry, frozen=True, kw_only=True, tag="recovery_stopped")
     detail: str = ""
     expected: str = ""
     found: str = ""
+    changes: tuple[Change, ...] = ()
 
 
 class RecoveryDecided(_Entry, frozen=True, kw_only=True, tag="recovery_decided"):

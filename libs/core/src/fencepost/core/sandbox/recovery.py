@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 from fencepost.core import facts, ids, limits
-from fencepost.core.receipts import Receipt
+from fencepost.core.receipts import Change, Receipt
 from fencepost.core.sandbox import entries as e
 from fencepost.core.sandbox import join, owed
 from fencepost.core.sandbox.admission import refuse, unknown_sandbox
@@ -32,6 +32,9 @@ from fencepost.core.steps import Compensation, RecoverCommand, StepSpec
 
 # The same call may be answered otherwise when it is made again.
 _PASSING: Final = frozenset({"grant_expired", "stale_epoch", "stale_session", "no_generation"})
+_PATHS_NAMED: Final = 3
+_PATH_SHOWN: Final = 60
+_ENCODE: Final = msgspec.json.Encoder().encode
 _RESTORE_PASSING: Final = frozenset({"no_space", "io_error", "unreachable"})
 
 
@@ -332,13 +335,39 @@ def _applied(
 ) -> list[e.SandboxEntry]:
     found = owed.effect_of(got)
     if not owed.is_same(replay.effect, found):
-        detail = "came to something else than its first receipt says"
-        return [_stopped(sandbox, "differs", replay=replay, detail=detail, found=found)]
+        stopped = _stopped(sandbox, "differs", replay=replay, detail=_otherwise(got), found=found)
+        return [msgspec.structs.replace(stopped, changes=_shown(got.changes))]
     entry = _replayed(sandbox, recovering, replay, found, verdict=got.verdict)
     return [
         msgspec.structs.replace(entry, journal_seq=got.journal_seq),
         *_next(sandbox, recovering, replay),
     ]
+
+
+def _otherwise(got: Receipt) -> str:
+    """How people are told of a difference: where it may be, as far as a line has room for it."""
+    detail = "came to something else than its first receipt says"
+    named = [_short(change.path) for change in got.changes[:_PATHS_NAMED]]
+    if not named:
+        return detail
+    more = len(got.changes) - len(named)
+    return f"{detail}; this time: {', '.join(named)}" + (f" and {more} more" if more else "")
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _PATH_SHOWN else f"…{path[-_PATH_SHOWN:]}"
+
+
+def _shown(changes: list[Change]) -> tuple[Change, ...]:
+    """As many of them as an entry has room for."""
+    shown: list[Change] = []
+    left = limits.CHANGES_SHOWN_BYTES
+    for change in changes[: limits.CHANGES_SHOWN_MAX]:
+        left -= len(_ENCODE(change))
+        if left < 0:
+            break
+        shown.append(change)
+    return tuple(shown)
 
 
 def _replayed(
