@@ -47,6 +47,10 @@ def nats(  # noqa: PLR0917 - options of a command
             min=1, envvar="FENCEPOST_LEDGERS", help="Over how many ledger streams the shards are."
         ),
     ] = 1,
+    nkeys: Annotated[
+        bool,
+        typer.Option("--nkeys", help="Users with nkeys: the server has their public halves only."),
+    ] = False,
     anybody: Annotated[
         bool, typer.Option("--anybody", help="Let whoever shows no credentials in, as a person.")
     ] = False,
@@ -55,25 +59,25 @@ def nats(  # noqa: PLR0917 - options of a command
     """
     Write authorization.conf from the table of grants, and one user for each service.
 
-    Passwords are made once; what is there already stays.
+    Passwords, or nkeys, are made once; what is there already stays.
     """
     out.mkdir(parents=True, exist_ok=True)
     role = users.ANYBODY if anybody else None
     written: dict[str, Any] = {"authorization": str(out / users.AUTHORIZATION), "credentials": {}}
     if permissions_only:
-        text = authorization.render(anybody=role, ledgers=ledgers)
+        text = authorization.render(anybody=role, ledgers=ledgers, nkeys=nkeys)
     else:
-        made = users.make(out, secrets_folder=credentials)
+        made = users.make(out, secrets_folder=credentials, nkeys=nkeys)
         written["users"] = str(out / users.USERS)
         written["credentials"] = {name: str(path) for name, path in made.items()}
-        text = authorization.render(users=users.USERS, anybody=role, ledgers=ledgers)
+        text = authorization.render(users=users.USERS, anybody=role, ledgers=ledgers, nkeys=nkeys)
     (out / users.AUTHORIZATION).write_text(text)
     if as_json:
         cli.emit(written)
         return
     cli.out.print(f"permissions  {written['authorization']}")
     if not permissions_only:
-        cli.out.print(f"passwords    {written['users']}")
+        cli.out.print(f"users        {written['users']}")
     for name, path in written["credentials"].items():
         cli.out.print(f"{name:<12} {path}")
 

@@ -21,6 +21,11 @@ HEAD: Final = """\
 # here defines it, or else the environment.
 """
 
+HEAD_NKEYS: Final = HEAD.replace(
+    "password is a variable, `FENCEPOST_<ROLE>_PASSWORD`: a bcrypt hash. A file included",
+    "nkey is a variable, `FENCEPOST_<ROLE>_NKEY`: the public half. A file included",
+)
+
 API_IN_ROLE: Final = "fpjs"
 """
 What the JetStream API is called in a role's account, after its own mapping of `$JS.API`.
@@ -33,9 +38,9 @@ ANYBODY: Final = "anybody"
 """The user that whoever shows no credentials is, where such are let in."""
 
 
-def variable(role: Role) -> str:
-    """The server's variable that holds a user's password hash."""
-    return f"FENCEPOST_{role.upper()}_PASSWORD"
+def variable(role: Role, *, nkey: bool = False) -> str:
+    """The server's variable that holds a user's password hash, or public key."""
+    return f"FENCEPOST_{role.upper()}_{'NKEY' if nkey else 'PASSWORD'}"
 
 
 def render(
@@ -43,11 +48,13 @@ def render(
     users: str = "",
     anybody: Role | None = None,
     ledgers: int = 1,
+    nkeys: bool = False,
     without: Collection[tuple[Role, Grant]] = (),
 ) -> str:
     """
     The whole text. `users` is the file with the passwords' hashes, beside this one.
 
+    `nkeys`: users show that they have a key, and the variables hold the public ones.
     `anybody`: the role of whoever shows no credentials at all; None refuses them.
     `ledgers`: over how many streams the shards are spread. `without` leaves grants out, for those
     who want to see what then fails.
@@ -56,26 +63,33 @@ def render(
         role: [grant for grant in grants.of(role, ledgers=ledgers) if (role, grant) not in without]
         for role in grants.ROLES
     }
-    lines = [HEAD, *([f"include ./{users}", ""] if users else []), "accounts {"]
+    head = HEAD_NKEYS if nkeys else HEAD
+    lines = [head, *([f"include ./{users}", ""] if users else []), "accounts {"]
     for role in grants.ROLES:
-        lines.extend(_account(role, given, names=[role, ANYBODY] if role == anybody else [role]))
+        known = _user(role, nkey=nkeys)
+        # The server looks for the user of nobody's by this password, which may be no hash.
+        nobody = f'{{ user: {ANYBODY}, password: "{ANYBODY}" }}'
+        lines.extend(_account(role, given, [known, nobody] if role == anybody else [known]))
     lines.append("}")
     if anybody is not None:
         lines += ["", "# Whoever shows no credentials.", f"no_auth_user: {ANYBODY}"]
     return "\n".join(lines) + "\n"
 
 
-def _account(role: Role, given: dict[Role, list[Grant]], *, names: list[str]) -> Iterator[str]:
+def _user(role: Role, *, nkey: bool) -> str:
+    if nkey:
+        return f"{{ nkey: ${variable(role, nkey=True)} }}"
+    return f"{{ user: {role}, password: ${variable(role)} }}"
+
+
+def _account(role: Role, given: dict[Role, list[Grant]], users: list[str]) -> Iterator[str]:
     own = given[role]
     yield f"  # {grants.ABOUT[role]}"
     yield f"  {grants.account_of(role)} {{"
     if role == "operator":
         yield "    jetstream: enabled"
     yield "    users: ["
-    for name in names:
-        # The server looks for the user of nobody's by this password, which may be no hash.
-        password = f"${variable(role)}" if name == role else f'"{ANYBODY}"'
-        yield f"      {{ user: {name}, password: {password} }}"
+    yield from (f"      {user}" for user in users)
     yield "    ]"
     yield "    default_permissions: {"
     for verb in ("publish", "subscribe"):

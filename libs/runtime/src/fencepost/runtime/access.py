@@ -57,6 +57,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return self.user or self.creds or self.seed or ("a token" if self.token else "nobody")
 
     @property
+    def is_nobody(self) -> bool:
+        """Whether the server is told nothing of who this is."""
+        return not (self.user or self.token or self.creds or self.seed)
+
+    @property
     def is_encrypted(self) -> bool:
         """Whether a certificate was named: then nothing is said to a server without one."""
         return bool(self.ca or self.cert)
@@ -166,15 +171,19 @@ def _unusable(field: str, path: str, why: str) -> RefusedError:
     return RefusedError("bad_setting", f"{name}: {path or 'empty'}: {why}", field=field)
 
 
-def _require_seed(path: str) -> None:
-    """Raises where a seed cannot be used: its check sum is wrong, or the library is not there."""
+def require_nkeys(field: str) -> None:
+    """Raises `RefusedError` where the library for nkeys is not there; it is an extra."""
     if importlib.util.find_spec("nkeys") is None:
         raise RefusedError(
-            "bad_setting",
-            "FENCEPOST_NATS_CREDENTIALS: JWTs and nkeys need the package nkeys"
-            " (fencepost-runtime[nkeys])",
-            field="nats_credentials",
+            "not_installed",
+            f"{field}: JWTs and nkeys need the package nkeys (fencepost-runtime[nkeys])",
+            field=field,
         )
+
+
+def _require_seed(path: str) -> None:
+    """Raises where a seed cannot be used: its check sum is wrong, or the library is not there."""
+    require_nkeys("FENCEPOST_NATS_CREDENTIALS")
     import nkeys
 
     text = _text(path)

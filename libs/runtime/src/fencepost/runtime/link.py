@@ -156,7 +156,7 @@ class Link:
         access = where.whom(access or Access())
         nc = _Client(must_encrypt=where.is_encrypted or access.is_encrypted)
         link = cls(nc)
-        link.user = access.user
+        link.user = "" if access.is_nobody else access.who
         welcome: asyncio.Future[str] = link._loop.create_future()
 
         async def errored(error: Exception) -> None:
