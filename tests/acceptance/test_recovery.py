@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fencepost.client import Client
+from fencepost.client.losses import losses
 from fencepost.core.errors import UnknownError
 from fencepost.core.sandbox import entries as e
 from fencepost.runtime import crash
@@ -263,6 +264,61 @@ async def test_a_folder_keeps_the_checkpoints_where_it_is_set(
                 lambda: not [path for path in chunks.rglob("*") if path.is_file()],
                 "what a sandbox that is gone has left is dropped",
             )
+    finally:
+        shutil.rmtree(folder)
+
+
+# Of a file whose first line is another one each time.
+PATCH = """\
+--- a/f
++++ b/f
+@@ -8,3 +8,3 @@
+ 8
+-9
++nine
+ 10
+"""
+
+
+async def test_what_a_recovery_cannot_bring_back_is_told_whole(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="fencepost-chunks-"))
+    try:
+        monkeypatch.setenv("FENCEPOST_CHECKPOINT_STORE", f"file://{folder}")
+        stack = await start_stack()
+        async with await stack.client() as client:
+
+            async def stopped() -> bool:
+                return bool((await losses(client, "box")).stopped)
+
+            await client.create_sandbox("box")
+            await client.run_command("box", "(mktemp -u; seq 2 12) > f", undo="true", step="dice")
+            await client.apply_patch("box", PATCH, step="after")
+            await client.fault("box", {"do": "reclaim"})
+            while not await stopped():
+                await asyncio.sleep(0.1)
+            told = await losses(client, "box")
+            assert (told.stopped, told.step, told.is_cut) == ("differs", "after", False)
+            (one,) = told.differs
+            assert (one.path, one.expected != one.found) == ("f", True)
+            assert "this time: f" in (await client.show("box"))["recovering"]["detail"]
+            await client.recover("box", "accept", who="me", timeout_s=PATIENCE_S)
+            await client.checkpoint("box", timeout_s=PATIENCE_S)
+            await client.write_file("box", "late", "l", step="late")
+            for path in (folder / "box").rglob("*"):
+                if path.is_file():
+                    path.unlink()
+            await client.fault("box", {"do": "reclaim"})
+            while not await stopped():
+                await asyncio.sleep(0.1)
+            assert (await losses(client, "box")).stopped == "restore_missing"
+            await client.recover("box", "tell", who="me", timeout_s=PATIENCE_S)
+            while (await client.show("box"))["state"] != "live":
+                await asyncio.sleep(0.1)
+            told = await losses(client, "box")
+            assert [step.step for step in told.given_up] == ["dice", "after", "late"]
+            assert (told.stopped, len(told.lost)) == ("", 1)
     finally:
         shutil.rmtree(folder)
 
