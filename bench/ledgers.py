@@ -118,8 +118,8 @@ async def main() -> None:
     for row in rows:
         print(
             f"{row['in_flight']:>7} {row['ledgers']:>8} {row['steps_s']:>10.0f}"
-            f" {row['ratio']:>6.2f} {row['p50_ms']:>7.2f} {row['p99_ms']:>7.2f} {row['others']:>7.0%}  "
-            f"{rig.processor(row)}"
+            f" {row['ratio']:>6.2f} {row['p50_ms']:>7.2f} {row['p99_ms']:>7.2f}"
+            f" {row['others']:>7.0%}  {rig.processor(row)}"
         )
 
 

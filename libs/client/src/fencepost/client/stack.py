@@ -219,6 +219,12 @@ class Stack:
         return self._nats
 
     @property
+    def operator(self) -> Link:
+        """The connection of the user who made the streams."""
+        assert self._operator is not None, "the stack was not started"
+        return self._operator
+
+    @property
     def sandbox_root(self) -> Path:
         return self.data / "sandboxes"
 
