@@ -55,11 +55,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def up(folder: Path) -> AsyncIterator[Up]:
+async def up(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Up]:
     child = Child.start(
         "up",
         # Without PostgreSQL, which has tests of its own, to spare the time.
-        [sys.executable, "-m", "fencepost.client", "up", "--port", "0", "--no-postgres", "--json"],
+        [
+            *(sys.executable, "-m", "fencepost.client", "up", "--port", "0", "--no-postgres"),
+            *("--json", *getattr(request, "param", ())),
+        ],
         log=folder / "up.log",
         cwd=folder,
         env=ENVIRONMENT,
@@ -112,17 +115,25 @@ async def test_up_stops_everything_in_order_when_asked(
     assert "no server" in errors
 
 
+@pytest.mark.parametrize("up", [("--ledgers", "2")], indirect=True)
 async def test_a_killed_up_leaves_no_child_and_does_not_block_the_next(
     up: Up, folder: Path
 ) -> None:
     up.child.send(signal.SIGKILL)
     assert await up.ended() == -signal.SIGKILL
+    assert up.state["ledgers"] == 2
+    code, _, errors = await fencepost(
+        *("up", "--port", "0", "--no-postgres", "--ledgers", "3"), cwd=folder
+    )
+    assert code == 2
+    assert "has 2, not 3" in errors
     code, output, errors = await fencepost(
         *("up", "--port", "0", "--no-postgres", "--detach", "--json"), cwd=folder
     )
     assert code == 0, errors
     try:
         assert json.loads(output)["pid"] != up.state["pid"]
+        assert json.loads(output)["ledgers"] == 2, "it keeps the number that it was made with"
     finally:
         assert (await fencepost("down", cwd=folder))[0] == 0
     code, _, errors = await fencepost("down", cwd=folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fencepost.client import ledger, reshard
+from fencepost.client import ledger, reshard, reshard_commands
 from fencepost.client.client import Client
 from fencepost.client.embedded import NatsServer
 from fencepost.client.verify import verify
@@ -20,7 +20,7 @@ from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.runtime import streams as deployed
 from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.ledger import JetStreamLog
-from fencepost.runtime.link import Link
+from fencepost.runtime.link import Link, stream_info
 from fencepost.runtime.outbox import MessageMaker
 from fencepost.runtime.ports import AppendRefused
 from fencepost.simulator.options import draw
@@ -68,12 +68,12 @@ def history(seed: int) -> list[Batch]:
 
 
 async def record(client: Client, batches: list[Batch]) -> None:
-    log = JetStreamLog(client.link)
     heads: dict[int, int] = {}
     for batch in batches:
         prev = heads.get(batch.shard, 0)
         written = msgspec.structs.replace(batch, prev=prev, positions={}, sent=Sent(), snapshot="")
         subject = subjects.ledger(batch.family, batch.shard)
+        log = ledger.log_of(client.link, batch.shard, client.ledgers)
         heads[batch.shard] = await log.append(subject, msgspec.json.encode(written), prev)
     await take_messages(client, batches)
 
@@ -83,7 +83,7 @@ async def take_messages(client: Client, batches: list[Batch]) -> None:
     machine = SandboxMachine()
     makers = {shard: MessageMaker(machine, shard, BEFORE) for shard in range(BEFORE)}
     for shard, maker in makers.items():
-        async for recorded in ledger.batches(client.link, shard):
+        async for recorded in ledger.batches(client.link, shard, ledgers=client.ledgers):
             maker.make(recorded.seq, recorded.entries, 0)
     dags = DagMachine()
     for shard in range(BEFORE):
@@ -105,9 +105,8 @@ async def take_messages(client: Client, batches: list[Batch]) -> None:
                 dags.encode_entries([dags.term_opened(1, "tracker", BEFORE, "fnv1a32")])
             ),
         )
-        await JetStreamLog(client.link).append(
-            subjects.ledger("dag", shard), msgspec.json.encode(batch), 0
-        )
+        log = ledger.log_of(client.link, shard, client.ledgers)
+        await log.append(subjects.ledger("dag", shard), msgspec.json.encode(batch), 0)
 
 
 async def entries_by_sandbox(client: Client) -> dict[str, list[Any]]:
@@ -167,6 +166,47 @@ async def test_from_one_ledger_to_three_and_back_nothing_is_lost(
         held.pop("", None)
     before.pop("", None)
     assert before == there == after
+
+
+async def test_between_servers_the_streams_are_made_for_the_number_asked_and_the_rest_stays(
+    source: Client, tmp_path: Path
+) -> None:
+    await record(source, history(3))
+    assert source.link.nc.connected_url is not None
+    server = await NatsServer.start(tmp_path / "other")
+
+    async def move(**asked: int | None) -> reshard.Result:
+        wanted = {"shards": None, "ledgers": None, "replicas": 1, **asked}
+        here = source.link.nc.connected_url.geturl()  # type: ignore[union-attr]
+        files = {"to_credentials": "", "to_operator": ""}
+        return await reshard_commands._between(here, to=server.url, **files, **wanted)  # type: ignore[arg-type]
+
+    try:
+        with pytest.raises(RefusedError, match=f"ledgers: expected 1 to {BEFORE}"):
+            await move(ledgers=BEFORE + 1)
+        result = await move(ledgers=BEFORE)
+        assert (result.shards, result.ledgers, result.ledgers_before) == (BEFORE, BEFORE, 1)
+        async with await Client.connect(server.url) as moved:
+            assert (moved.shards, moved.ledgers) == (BEFORE, BEFORE)
+    finally:
+        await server.stop()
+
+
+async def test_verify_says_which_ledger_is_not_whole(tmp_path: Path) -> None:
+    server = await NatsServer.start(tmp_path / "two")
+    try:
+        async with await deployment(server, BEFORE, ledgers=2) as client:
+            await record(client, history(3))
+            info = await stream_info(client.link, "FP_LEDGER_1")
+            cut = {**info.config, "max_msgs": info.state.messages - 1, "discard": "old"}
+            assert b'"error"' not in await client.link.api("STREAM.UPDATE.FP_LEDGER_1", cut)
+            report = await verify(client)
+            assert not report.is_clean
+            told = [each for each in report.violations if each.family == "ledger"]
+            assert [(each.invariant, each.shard) for each in told] == [("I8", 1)]
+            assert told[0].detail.startswith("FP_LEDGER_1 is not whole")
+    finally:
+        await server.stop()
 
 
 async def test_a_target_with_a_history_in_any_of_its_ledgers_is_refused(
