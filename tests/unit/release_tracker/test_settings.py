@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
-from fencepost.core.errors import RefusedError
-from fencepost.release_tracker import settings
+from fencepost.core.errors import RefusedError, RetryLaterError
+from fencepost.release_tracker import settings, store
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +44,24 @@ def test_a_token_to_read_needs_one_that_may_do_all(monkeypatch: pytest.MonkeyPat
         settings.load()
     monkeypatch.setenv("FENCEPOST_HTTP_TOKEN", "secret")
     assert "reader" not in repr(settings.load())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (asyncpg.InvalidPasswordError("password authentication failed"), RefusedError),
+        (asyncpg.InvalidAuthorizationSpecificationError('role "x" does not exist'), RefusedError),
+        (asyncpg.InvalidCatalogNameError('database "x" does not exist'), RefusedError),
+        (asyncpg.CannotConnectNowError("the database system is starting up"), RetryLaterError),
+        (asyncpg.TooManyConnectionsError("too many clients"), RetryLaterError),
+        (ConnectionRefusedError(111, "Connect call failed"), RetryLaterError),
+        (TimeoutError(), RetryLaterError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_postgresql_says_tells_whose_move_is_next(
+    error: BaseException, kind: type[Exception]
+) -> None:
+    found = store.failed(error)
+    assert type(found) is kind
+    assert str(found).strip(": ")

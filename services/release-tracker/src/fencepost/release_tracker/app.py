@@ -250,7 +250,7 @@ async def migrate(settings: TrackerSettings, phases: tuple[migrations.Phase, ...
         finally:
             connection.terminate()
     except store.UNREACHABLE as error:
-        raise RetryLaterError(f"PostgreSQL: {error}") from error
+        raise store.failed(error) from error
 
 
 async def rebuild(settings: TrackerSettings) -> dict[str, int]:
@@ -273,7 +273,7 @@ async def rebuild(settings: TrackerSettings) -> dict[str, int]:
         finally:
             connection.terminate()
     except store.UNREACHABLE as error:
-        raise RetryLaterError(f"PostgreSQL: {error}") from error
+        raise store.failed(error) from error
     finally:
         await projection.stop()
         await link.close()

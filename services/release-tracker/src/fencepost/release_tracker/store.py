@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import asyncpg
 import msgspec
-from fencepost.core.errors import FencepostError, RetryLaterError
+from fencepost.core.errors import FencepostError, RefusedError, RetryLaterError
 from fencepost.release_tracker.dag_rows import AcquisitionRow, DagRow, NodeRow
 from fencepost.release_tracker.families import FAMILIES, Family
 from fencepost.release_tracker.projecting import VERSION
@@ -161,6 +161,23 @@ UNREACHABLE: Final = (
     asyncpg.InternalClientError,
 )
 """What any use of PostgreSQL may raise while it is down, slow, wiped or starting."""
+
+
+REFUSED: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.ClientConfigurationError,
+)
+"""Of these, what stays so until somebody mends the address or the database's users."""
+
+
+def failed(error: BaseException) -> FencepostError:
+    """What `UNREACHABLE` names, as whose move is next. Shows neither the address nor a password."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, REFUSED):
+        return RefusedError("bad_setting", f"FENCEPOST_POSTGRES_DSN: {text}", field="postgres_dsn")
+    return RetryLaterError(f"PostgreSQL: {text}")
 
 
 class Store:
