@@ -14,6 +14,7 @@ from fencepost.client.processes import Child, free_port
 from fencepost.core.errors import RefusedError, UnknownError
 from fencepost.runtime.access import Access
 from fencepost.runtime.link import Link
+from nats.aio.msg import Msg
 
 from tests.contracts import until
 
@@ -93,6 +94,31 @@ async def test_a_user_in_the_address_and_several_servers_and_ipv6(tmp_path: Path
         assert "wrong" not in str(raised.value)
     finally:
         await server.stop(grace_s=10)
+
+
+async def test_what_is_too_large_for_the_server_does_not_cost_the_connection(
+    tmp_path: Path,
+) -> None:
+    server = await NatsServer.start(tmp_path, sync_always=False)
+    try:
+        link = await Link.connect(server.url, name="test")
+        lost: list[str] = []
+        link.on_lost(lambda: lost.append("lost"))
+
+        def answer(message: Msg) -> None:
+            link.publish(message.reply, b"yes")
+
+        await link.subscribe_raw("echo", answer)
+        limit = link.nc.max_payload
+        with pytest.raises(RefusedError, match=f"at most {limit} bytes") as raised:
+            await link.call("echo", b"x" * (limit + 1), timeout_s=60)
+        assert raised.value.reason == "too_large"
+        answer = await link.call("echo", b"x" * limit, timeout_s=60)
+        assert answer.data == b"yes", "the control"
+        assert not lost
+        await link.close()
+    finally:
+        await server.stop()
 
 
 async def test_a_raising_handler_does_not_end_the_connection(tmp_path: Path) -> None:

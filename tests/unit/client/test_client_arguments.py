@@ -70,7 +70,7 @@ CASES: list[tuple[str, dict[str, Any], str, list[Any]]] = [
     ("fault", {"sandbox": "a", "order": {"do": "x"}}, "order", [*OBJECTS, *VALUES]),
     ("fault", {"sandbox": "a", "order": {"do": "x"}}, "timeout_s", TIMES),
     ("fault_ahead", {"sandbox": "a", "order": {"do": "x"}}, "order", [*OBJECTS, *VALUES]),
-    ("claim", {"sandbox": "a"}, "claim", IDS),
+    ("claim", {"sandbox": "a"}, "claim", [*IDS, "operator"]),
     ("claim", {"sandbox": "a"}, "reason", TEXTS),
     ("claim", {"sandbox": "a"}, "timeout_s", TIMES),
     ("unclaim", {"sandbox": "a", "claim": "c"}, "claim", [*IDS, None]),
@@ -78,7 +78,7 @@ CASES: list[tuple[str, dict[str, Any], str, list[Any]]] = [
     ("recover", {"sandbox": "a", "decision": "tell", "who": "w"}, "decision", ["x", None]),
     ("recover", {"sandbox": "a", "decision": "tell", "who": "w"}, "who", [*TEXTS, ""]),
     ("open_dag", {}, "dag", IDS),
-    ("open_dag", {}, "nodes", ["abc", b"abc", 7, None, {"a": 1}]),
+    ("open_dag", {}, "nodes", ["abc", b"abc", 7, None, {"a": 1}, ["x" * 1000] * 1000]),
     ("open_dag", {}, "nodes[0]", [[one] for one in NAMES]),
     ("open_dag", {}, "retry_of", [one for one in IDS if one]),
     ("open_dag", {}, "timeout_s", TIMES),
@@ -97,7 +97,7 @@ CASES: list[tuple[str, dict[str, Any], str, list[Any]]] = [
     ("release_slot", {"dag": "d", "slot": "s"}, "slot", NAMES),
     ("cancel_dag", {"dag": "d"}, "bound_s", [*TIMES, 61, 1e-9]),
     ("cancel_dag", {"dag": "d"}, "reason", TEXTS),
-    ("finish_dag", {"dag": "d"}, "status", TEXTS),
+    ("finish_dag", {"dag": "d"}, "status", [*TEXTS, "", "x" * 65]),
     ("show_dag", {"dag": "d"}, "dag", [*IDS, None]),
     ("releases_so_far", {}, "dag", IDS),
 ]  # fmt: skip
@@ -137,7 +137,9 @@ async def test_what_is_wrong_is_refused_with_its_field_and_nothing_is_sent(
         with pytest.raises(RefusedError) as raised:
             await getattr(client, method)(**{**right, name: value})
         said = raised.value.field
-        assert said in {field, name, "sandbox"} or said.startswith((f"{name}.", f"args.{name}", "args"))
+        assert said in {field, name, "sandbox"} or said.startswith(
+            (f"{name}.", f"args.{name}", "args")
+        )
         str(raised.value).encode()
         assert len(str(raised.value)) < 600
     with pytest.raises(Reached):  # the control

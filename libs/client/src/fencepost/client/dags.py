@@ -29,6 +29,10 @@ _STORE_S: Final = 30.0
 _LOOK_S: Final = 0.25
 _PAGE: Final = 200
 _EVENTS_KEPT_MAX: Final = 4_096
+_STATUS_MAX: Final = 64
+
+_NODES_BYTES_MAX: Final = limits.INPUT_ENTRIES_BYTES_MAX // 2
+"""What an entry of the ledger takes, however the names are written there."""
 
 View = dict[str, Any]
 """What the owner of a DAG's shard says of it."""
@@ -69,7 +73,17 @@ class DagCalls:
         dag = commands.require_id("dag", f"dag-{ulid.mint()}" if dag is None else dag)
         if retry_of:
             commands.require_id("retry_of", retry_of)
-        body = {"do": "open", "nodes": checks.texts("nodes", nodes), "retry_of": retry_of}
+        names = checks.texts("nodes", nodes)
+        size = sum(len(name.encode()) for name in names)
+        if size > _NODES_BYTES_MAX:
+            expected = f"at most {_NODES_BYTES_MAX} bytes of names in all"
+            raise RefusedError(
+                "too_large",
+                f"nodes: expected {expected}, got {size}",
+                field="nodes",
+                expected=expected,
+            )
+        body = {"do": "open", "nodes": names, "retry_of": retry_of}
         await self._tell(dag, body, lambda _heard, view: view is not None, timeout_s=timeout_s)
         return dag
 
@@ -99,7 +113,7 @@ class DagCalls:
             return ended or _status(view, node) not in ("", "waiting", "running")
 
         _name("node", node)
-        checks.text("status", status)
+        _word("status", status)
         slots = checks.texts("release", release)
         body = {"do": "finish_node", "node": node, "status": status, "release": slots}
         await self._tell(dag, body, is_done, timeout_s=timeout_s)
@@ -191,7 +205,7 @@ class DagCalls:
         def is_done(heard: Heard, view: View | None) -> bool:
             return "finished" in heard.kinds or bool(view and view["finished"])
 
-        checks.text("status", status)
+        _word("status", status)
         await self._tell(dag, {"do": "finish", "status": status}, is_done, timeout_s=timeout_s)
 
     async def show_dag(self, dag: str) -> View:
@@ -330,6 +344,11 @@ def unserved(view: Mapping[str, Any]) -> str:
     if view.get("state") != "creating" or view.get("asked_of", "?"):
         return ""
     return f"no gateway that offers provider {view['provider']!r} is heard of"
+
+
+def _word(field: str, value: object) -> None:
+    if not 0 < len(checks.text(field, value)) <= _STATUS_MAX:
+        checks.refused(field, f"1 to {_STATUS_MAX} characters", value, reason="out_of_range")
 
 
 def _name(field: str, value: object) -> None:

@@ -18,6 +18,7 @@ from fencepost.client import answers, checks, commands, ulid
 from fencepost.client.outbox import publish_durably
 from fencepost.contracts import subjects
 from fencepost.core.errors import RefusedError, RetryLaterError, UnknownError
+from fencepost.core.sandbox.holding import OPERATOR
 from fencepost.runtime.link import Link
 from nats.aio.msg import Msg
 
@@ -136,6 +137,8 @@ class RecoveryCalls:
         """
         name = commands.require_id("claim", f"claim-{ulid.mint()}" if claim is None else claim)
         checks.text("reason", reason)
+        if name == OPERATOR:
+            checks.refused("claim", f"another name than {OPERATOR}", name, reason="reserved")
 
         def claimed(view: dict[str, Any]) -> str | None:
             return name if name in view["claims"] else None

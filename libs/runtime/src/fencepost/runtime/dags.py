@@ -180,6 +180,10 @@ async def store(
         else:
             if said.error is None or said.error.err_code == _SUBJECT_TAKEN:
                 return
+            if said.error.code in {400, 403}:
+                # The same again is refused again.
+                detail = f"{said.error.description} ({said.error.err_code})"
+                raise RefusedError("not_accepted", f"command: {detail}", field="command")
             problem = said.error.description
         await asyncio.sleep(min(_PAUSE_S, max(0.0, left)))
     raise UnknownError(f"{subject}: not acknowledged within {within_s:g} s: {problem}")

@@ -301,8 +301,15 @@ class Link:
 
         Raises `UnknownError` on a timeout, a lost connection or no responder: none of these says
         that the request was not carried out. `DeniedError`, one of these, as soon as the server
-        says that this user may not ask.
+        says that this user may not ask. `RefusedError` for more than the server takes in one.
         """
+        if len(data) > self.nc.max_payload:
+            # The server would end the connection for it, and all that is on its way with it.
+            raise RefusedError(
+                "too_large",
+                f"{subject}: expected at most {self.nc.max_payload} bytes, got {len(data)}",
+                field="payload",
+            )
         if subject.startswith(_MANY):
             return await self._call_apart(subject, data, timeout_s)
         future: asyncio.Future[Msg | None] = self._loop.create_future()
