@@ -113,8 +113,8 @@ async def test_what_is_too_large_for_the_server_does_not_cost_the_connection(
         with pytest.raises(RefusedError, match=f"at most {limit} bytes") as raised:
             await link.call("echo", b"x" * (limit + 1), timeout_s=60)
         assert raised.value.reason == "too_large"
-        answer = await link.call("echo", b"x" * limit, timeout_s=60)
-        assert answer.data == b"yes", "the control"
+        got = await link.call("echo", b"x" * limit, timeout_s=60)
+        assert got.data == b"yes", "the control"
         assert not lost
         await link.close()
     finally:
