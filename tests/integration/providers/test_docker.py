@@ -99,6 +99,9 @@ def behind(engine: Engine) -> _Behind:
 
 
 class TestOnARealEngine(DockerContract):
+    # An engine's processes may be on another machine; the same is tried from inside below.
+    test_what_a_killed_toolhost_left_ends_with_its_channel_and_no_others = None
+
     without_python = "fencepost-test/without-python"
     with_old_python = "fencepost-test/with-old-python"
 
@@ -181,16 +184,19 @@ async def test_tools_and_file_tools_own_one_workspace(provider: DockerProvider) 
     await talk.channel.end()
 
 
-async def test_what_a_tool_leaves_behind_is_ended_by_the_next_toolhost(
+async def test_what_a_killed_toolhost_leaves_is_ended_with_its_channel_and_no_others(
     provider: DockerProvider, engine: Engine
 ) -> None:
     talk = await talking(provider)
+    ref = (await provider.list()).items[0].ref
+    # As another session's: only the name of its channel tells it apart.
+    others = ["exec", "-d", "-u", "1000", "-e", "FENCEPOST_CHANNEL=another", ref.native_id]
+    engine.docker(*others, "sleep", "601")
     body = json.dumps({"shell": "(setsid sh -c 'sleep 600' &); sleep 600"}).encode()
     fence = {"sandbox": "sbx", "epoch": 1, "session": "s", "attempt": "s1.1", "no": 1}
     head = {"k": "apply", "fence": {**fence, "direction": "apply"}, "step": "s1", "n": len(body)}
     head |= {"tool": "run_command", "digest": digest_of(body), "effect": "workspace"}
     talk.channel.write(json.dumps(head).encode() + b"\n" + body)
-    ref = (await provider.list()).items[0].ref
 
     def sleeping() -> int:
         return engine.docker("top", ref.native_id).count("sleep 600")
@@ -202,6 +208,12 @@ async def test_what_a_tool_leaves_behind_is_ended_by_the_next_toolhost(
     # The toolhost as the kernel may end it: what left its session has nobody to end it.
     engine.docker("exec", ref.native_id, "python3", "-c", KILL_TOOLHOST)
     await talk.channel.end()
+
+    async def none_is_left() -> bool:
+        return await asyncio.to_thread(sleeping) == 0
+
+    assert await wait_for(none_is_left)
+    assert engine.docker("top", ref.native_id).count("sleep 601") == 1
     again = Talk(await provider.channel(ref, SPEC))
     await again.ask({"k": "mark", "id": "m", "epoch": 2, "session": "s2", "nonce": "n2"})
     assert await asyncio.to_thread(sleeping) == 0

@@ -5,12 +5,18 @@ The suite drives the provider through its protocol only, and knows no control pl
 """
 
 import asyncio
+import contextlib
 import json
+import os
+import random
+import signal
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from fencepost.core.facts import Ref
-from fencepost.core.steps import SandboxSpec
+from fencepost.core.steps import SandboxSpec, digest_of
 from fencepost.providers.protocol import (
     LABEL_CREATE,
     LABEL_DEPLOYMENT,
@@ -75,6 +81,17 @@ class Talk:
 
         assert await wait_for(answered), (head, self.frames[seen:])
         return next(f for f in self.frames[seen:] if f[0]["k"] == kinds[head["k"]])
+
+
+def running(*words: str) -> list[int]:
+    """Processes of this machine, ours or a sandbox's, with all of these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().split(b"\0")
+            if all(word.encode() in line for word in words):
+                found.append(int(path.parent.name))
+    return found
 
 
 async def made(provider: Provider, create_id: str = "acq-1") -> Ref:
@@ -276,6 +293,44 @@ class ProviderContract:
         assert again.instance != ref.instance
         assert (await provider.observe(ref)).state == "gone"
         await talk.channel.end()
+
+    async def test_what_a_killed_toolhost_left_ends_with_its_channel_and_no_others(
+        self, provider: Provider
+    ) -> None:
+        """It left its session, so that no kernel ends it; and no next toolhost is marked."""
+        ref = await made(provider)
+        talk = Talk(await provider.channel(ref, SPEC))
+        await talk.ask({"k": "mark", "id": "m", "epoch": 1, "session": "s", "nonce": "n"})
+        seconds = str(random.randrange(10**5, 10**6))
+        body = json.dumps({"shell": f"(setsid sleep {seconds} &); exec sleep {seconds}"}).encode()
+        fence = {"sandbox": "sbx", "epoch": 1, "session": "s", "attempt": "s1.1", "no": 1}
+        head = {"k": "apply", "fence": {**fence, "direction": "apply"}, "step": "s1"}
+        head |= {"tool": "run_command", "digest": digest_of(body), "effect": "workspace"}
+        talk.channel.write(json.dumps({**head, "n": len(body)}).encode() + b"\n" + body)
+        another = subprocess.Popen(
+            ["sleep", seconds[::-1].lstrip("0")], env={"FENCEPOST_CHANNEL": "another"}
+        )
+
+        async def both_run() -> bool:
+            return len(running("sleep", seconds)) == 2
+
+        try:
+            assert await wait_for(both_run)
+            for pid in running("--state", "--instance", ref.instance):
+                os.kill(pid, signal.SIGKILL)
+
+            async def none_is_left() -> bool:
+                return talk.ended is not None and not running("sleep", seconds)
+
+            assert await wait_for(none_is_left)
+            assert another.poll() is None
+            assert (await provider.observe(ref)).state == "present"
+        finally:
+            another.kill()
+            another.wait()
+            await talk.channel.end()
+            for pid in running("sleep", seconds):
+                os.kill(pid, signal.SIGKILL)
 
     async def announce(self, provider: Provider, ref: Ref) -> None:
         """What the keeper of this sandbox's place does before it takes it away."""

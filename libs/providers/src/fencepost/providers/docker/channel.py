@@ -12,6 +12,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 from aiodocker.execs import Exec
 from aiodocker.stream import Stream
+from fencepost.providers import leftovers
 from fencepost.providers.docker import container
 
 FAULTS: Final = (DockerError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
@@ -44,6 +45,7 @@ class ExecChannel:
         self._on_end: Callable[[str], None] | None = None
         self._said = bytearray()
         self._ending = ""
+        self._code: Any = None
         self._open = True
         self._ended = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -65,7 +67,7 @@ class ExecChannel:
             stdin=True,
             user="0:0",
             workdir="/",
-            environment={**environment, container.CHANNEL: name},
+            environment={**environment, leftovers.CHANNEL: name},
         )
         stream = started.start(detach=False)
         await stream.__aenter__()
@@ -136,16 +138,24 @@ class ExecChannel:
         return f"{ending}: {said}" if said else ending
 
     async def _bury(self) -> None:
-        """A toolhost ends with its stream; one that does not is killed, from inside."""
+        """
+        A toolhost ends with its stream, and its tools with it; one that does not is killed, from
+        inside, and so is what a killed one left.
+        """
         with contextlib.suppress(*FAULTS):
             await self._stream.close()
         with contextlib.suppress(*FAULTS):
             if not await self._is_over(_ENDS_WITH_STREAM_S):
-                killer = await self._holder.exec(
-                    [self._python, "-I", "-S", "-c", container.KILL, self._name], user="0:0"
-                )
-                await killer.start(detach=True)
+                await self._kill("0:0")
                 await self._is_over(_ENDS_WITH_STREAM_S)
+            if self._code not in (0, None):
+                await self._kill(f"{container.TOOL_UID}:{container.TOOL_UID}", leftovers.AFTER)
+
+    async def _kill(self, user: str, *words: str) -> None:
+        killer = await self._holder.exec(
+            [self._python, "-I", "-S", "-c", leftovers.KILL, self._name, *words], user=user
+        )
+        await killer.start(detach=True)
 
     async def _is_over(self, seconds: float) -> bool:
         """Waits for the end of the exec; an engine that does not know it any more counts too."""
@@ -160,7 +170,7 @@ class ExecChannel:
                 self._ending = "its container is not there"
                 return True
             if not found.get("Running", True):
-                code = found.get("ExitCode")
+                code = self._code = found.get("ExitCode")
                 self._ending = f"exit {code}" if isinstance(code, int) else "ended"
                 return True
             if loop.time() >= until:

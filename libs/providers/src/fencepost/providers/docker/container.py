@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 
 from fencepost.core.facts import Ref
 from fencepost.core.steps import SandboxSpec
+from fencepost.providers import leftovers
 from fencepost.providers.protocol import LABEL_CREATE, LABEL_DEPLOYMENT, Presence
 
 NAME: Final = "docker"
@@ -32,7 +33,6 @@ HOME: Final = "/sandbox"
 STATE: Final = f"{HOME}/state"
 WORKSPACE: Final = f"{HOME}/workspace"
 TOOL_UID: Final = 1000
-CHANNEL: Final = "FENCEPOST_CHANNEL"
 TOO_OLD: Final = 83
 STARTED_AGAIN: Final = 84
 RESERVED_MB: Final = 128
@@ -92,19 +92,6 @@ while left:
     left -= len(part)
     parts.append(part)
 exec(compile(b"".join(parts), "toolhost.py", "exec"), {"__name__": "__main__"})
-"""
-# Ends a toolhost that did not end with its stream.
-KILL: Final = f"""\
-import os, sys
-wanted = ("{CHANNEL}=" + sys.argv[1]).encode()
-for name in os.listdir("/proc"):
-    if name.isdigit() and int(name) != os.getpid():
-        try:
-            with open("/proc/" + name + "/environ", "rb") as file:
-                if wanted in file.read().split(b"\\0"):
-                    os.kill(int(name), 9)
-        except OSError:
-            pass
 """
 
 
@@ -246,11 +233,16 @@ def config_of(
 
 
 def toolhost_command(
-    seen: Seen, spec: SandboxSpec, *, source_bytes: int, heartbeat_ms: int
+    seen: Seen, spec: SandboxSpec, *, source_bytes: int, heartbeat_ms: int, channel: str
 ) -> list[str]:
-    """The argv of a toolhost in this container, whose source follows on its standard input."""
+    """
+    The argv of a toolhost in this container, whose source follows on its standard input.
+
+    Its tools carry the channel's name: they are found by it once the toolhost is not there.
+    """
     environment = dict(item.split("=", 1) for item in seen.environment if "=" in item)
     environment |= {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+    environment[leftovers.CHANNEL] = channel
     limits = {"memory_mb": spec.memory_mb, "file_mb": FILE_MB_MAX}
     command = [python_of(spec), "-I", "-S", "-c", BOOT % source_bytes]
     command += ["--state", STATE, "--workspace", WORKSPACE, "--instance", seen.instance]

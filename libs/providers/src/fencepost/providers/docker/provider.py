@@ -479,15 +479,20 @@ class DockerProvider:
     async def channel(self, ref: Ref, spec: SandboxSpec) -> ExecChannel:
         seen = await self._present(ref)
         source = toolhost.source()
+        name = secrets.token_hex(8)
         command = container.toolhost_command(
-            seen, spec, source_bytes=len(source), heartbeat_ms=self._heartbeat_ms
+            seen,
+            spec,
+            source_bytes=len(source),
+            heartbeat_ms=self._heartbeat_ms,
+            channel=name,
         )
         try:
             channel = await ExecChannel.open(
                 self._engine.containers.container(seen.id),
                 command,
                 source,
-                name=secrets.token_hex(8),
+                name=name,
                 environment={name: os.environ[name] for name in _CRASH if name in os.environ},
             )
         except FAULTS as error:

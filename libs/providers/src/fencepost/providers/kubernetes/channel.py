@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import aiohttp
 
@@ -18,13 +18,26 @@ _ERROR: Final = 3
 _MESSAGE_BYTES: Final = 1 << 18
 _DRAINED_BYTES: Final = 1 << 18
 _WORDS_BYTES: Final = 2_000
+_BURIED_S: Final = 5.0
 
 
 class ExecChannel:
-    """Implements `protocol.Channel` over an open websocket, which it closes."""
+    """
+    Implements `protocol.Channel` over an open websocket, which it closes.
 
-    def __init__(self, websocket: aiohttp.ClientWebSocketResponse, *, sent_first: bytes) -> None:
+    `bury` ends what a toolhost left that did not end by itself.
+    """
+
+    def __init__(
+        self,
+        websocket: aiohttp.ClientWebSocketResponse,
+        *,
+        sent_first: bytes,
+        bury: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
         self._websocket = websocket
+        self._bury = bury
+        self._burying: asyncio.Task[None] | None = None
         self._unsent: deque[bytes] = deque([sent_first])
         self._unsent_bytes = len(sent_first)
         self._open = True
@@ -71,6 +84,8 @@ class ExecChannel:
                     await asyncio.shield(receiving)
             receiving.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._burying is not None:
+            await asyncio.wait({self._burying}, timeout=_BURIED_S)
 
     def last_words(self) -> str:
         said = bytes(self._words).decode("utf-8", "replace").strip()
@@ -126,6 +141,8 @@ class ExecChannel:
         finally:
             self._close()
             self._status = self._status or reason
+            if self._status != "exit 0":
+                self._burying = asyncio.create_task(self._bury())
             self._ended.set()
             on_end(reason)
 

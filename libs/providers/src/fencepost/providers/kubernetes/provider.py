@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +35,7 @@ from fencepost import toolhost
 from fencepost.core.errors import RefusedError
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.steps import SandboxSpec
+from fencepost.providers import leftovers
 from fencepost.providers.kubernetes import pods
 from fencepost.providers.kubernetes.channel import ExecChannel
 from fencepost.providers.protocol import (
@@ -444,6 +447,7 @@ class KubernetesProvider:
 
     async def channel(self, ref: Ref, spec: SandboxSpec) -> ExecChannel:
         seen = await self._running(ref)
+        name = secrets.token_hex(8)
         source = toolhost.source()
         command = [self._python, "-I", "-S", "-c", _BOOT, f"{pods.HOME}/toolhost.py"]
         command += [str(len(source)), "--state", pods.STATE, "--workspace", pods.WORKSPACE]
@@ -453,30 +457,20 @@ class KubernetesProvider:
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
             "HOME": pods.WORKSPACE,
+            leftovers.CHANNEL: name,
         }
         limits = {"memory_mb": spec.memory_mb, "processes": spec.processes}
         command += ["--env", json.dumps(env), "--limits", json.dumps(limits)]
-        if self._websockets is None:
-            self._websockets = WsApiClient(self._configuration, heartbeat=20)
-        api: Any = kube.client.CoreV1Api(self._websockets)
         try:
-            connecting = await api.connect_get_namespaced_pod_exec(
-                seen.name,
-                self._namespace,
-                container=pods.CONTAINER,
-                command=command,
-                stdin=True,
-                stdout=True,
-                stderr=True,
-                tty=False,
-                _preload_content=False,
-            )
-            async with asyncio.timeout(_TIMEOUT_S):
-                websocket = await connecting
+            websocket = await self._exec(seen.name, command)
         except (ApiException, *_OTHERS) as error:
             presence = (await self.observe(ref)).state
             raise ChannelRefusedError(f"exec: {type(error).__name__}: {error}", presence) from error
-        channel = ExecChannel(websocket, sent_first=source)
+        channel = ExecChannel(
+            websocket,
+            sent_first=source,
+            bury=functools.partial(self._end_left, seen.name, name),
+        )
         # A namesake may have taken the name between the look and the exec.
         try:
             await self._running(ref)
@@ -485,6 +479,38 @@ class KubernetesProvider:
             await channel.end(grace_s=0)
             raise
         return channel
+
+    async def _exec(self, pod: str, command: Sequence[str]) -> aiohttp.ClientWebSocketResponse:
+        """Starts a command in a pod. Raises `ApiException` and `_OTHERS`."""
+        if self._websockets is None:
+            self._websockets = WsApiClient(self._configuration, heartbeat=20)
+        api: Any = kube.client.CoreV1Api(self._websockets)
+        connecting = await api.connect_get_namespaced_pod_exec(
+            pod,
+            self._namespace,
+            container=pods.CONTAINER,
+            command=list(command),
+            stdin=True,
+            stdout=True,
+            stderr=True,
+            tty=False,
+            _preload_content=False,
+        )
+        async with asyncio.timeout(_TIMEOUT_S):
+            websocket: aiohttp.ClientWebSocketResponse = await connecting
+        return websocket
+
+    async def _end_left(self, pod: str, name: str) -> None:
+        """Ends what carries this channel's name, as far as the pod can be reached."""
+        command = [self._python, "-I", "-S", "-c", leftovers.KILL, name, leftovers.AFTER]
+        with contextlib.suppress(ApiException, *_OTHERS):
+            websocket = await self._exec(pod, command)
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    async for _ in websocket:
+                        pass
+            finally:
+                await websocket.close()
 
     async def _running(self, ref: Ref) -> pods.Seen:
         """The pod of exactly this instance, running. Raises `ChannelRefusedError`."""

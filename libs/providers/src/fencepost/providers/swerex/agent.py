@@ -31,6 +31,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 INSTANCE = "FENCEPOST_INSTANCE"
+CHANNEL = "FENCEPOST_CHANNEL"
 HELD_BYTES = 1 << 22
 PUMP_BYTES = 1 << 18
 SILENT_S = 60.0
@@ -152,8 +153,8 @@ def make_removable(remove: Any, path: str, failure: Any) -> None:
         pass  # what is left shows as `leaving`
 
 
-def processes_of(instance: str) -> List[int]:
-    wanted = (INSTANCE + "=" + instance).encode()
+def processes_of(value: str, variable: str = INSTANCE) -> List[int]:
+    wanted = (variable + "=" + value).encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -167,10 +168,10 @@ def processes_of(instance: str) -> List[int]:
     return found
 
 
-def end_processes(instance: str) -> bool:
+def end_processes(value: str, variable: str = INSTANCE) -> bool:
     """Kills until a look finds none; a process that forks meanwhile is found by the next look."""
     for _ in range(50):
-        left = processes_of(instance)
+        left = processes_of(value, variable)
         if not left:
             return True
         for pid in left:
@@ -233,6 +234,7 @@ class Relay:
                 env=how["env"],
                 cwd=home,
             )
+        self.channel = channel
         assert self.host.stdin is not None and self.host.stdout is not None
         self.to_host, self.from_host = self.host.stdin.fileno(), self.host.stdout.fileno()
         os.set_blocking(self.to_host, False)
@@ -259,12 +261,22 @@ class Relay:
                 data = os.read(self.from_host, PUMP_BYTES)
                 self.held += data
                 self.open = bool(data)
+                if not data:
+                    self.end_left()
             if writable:
                 self.feed()
             if self.listener in ready:
                 over = self.serve()
         self.host.kill()
-        self.host.wait()
+        self.end_left()
+
+    def end_left(self) -> None:
+        """Ends what a toolhost left that was killed; one that ends by itself leaves nothing."""
+        try:
+            self.host.wait(2.0)
+        except subprocess.TimeoutExpired:
+            return
+        end_processes(self.channel, CHANNEL)
 
     def feed(self) -> None:
         try:

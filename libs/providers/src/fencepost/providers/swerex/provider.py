@@ -27,6 +27,7 @@ import aiohttp
 from fencepost import toolhost
 from fencepost.core.facts import Capabilities, Ref
 from fencepost.core.steps import SandboxSpec
+from fencepost.providers import leftovers
 from fencepost.providers.protocol import (
     LABEL_CREATE,
     LABEL_DEPLOYMENT,
@@ -330,7 +331,8 @@ class SwerexProvider:
             "HOME": f"{home}/workspace",
             "FENCEPOST_INSTANCE": ref.instance,
         }
-        argv += ["--env", json.dumps(env)]
+        # Tools alone carry it: by it they are found where their toolhost was killed.
+        argv += ["--env", json.dumps({**env, leftovers.CHANNEL: name})]
         answer = await self._ask(
             server, "start", instance=ref.instance, channel=name, argv=argv, env=env
         )
