@@ -78,7 +78,7 @@ def make(
             )
         if path.exists():
             continue
-        secret, told = _nkey() if nkeys else _password(role)
+        secret, told = access.make_nkey() if nkeys else _password(role)
         text += f'{variable}: "{told}"\n'
         _write_private(path, secret)
     _write_private(users, text.encode())
@@ -90,13 +90,6 @@ def _password(role: Role) -> tuple[bytes, str]:
     password = secrets.token_hex(32)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS, b"2a")).decode()
     return msgspec.json.encode({"user": role, "password": password}) + b"\n", hashed
-
-
-def _nkey() -> tuple[bytes, str]:
-    import nkeys
-
-    seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
-    return seed + b"\n", nkeys.from_seed(bytearray(seed)).public_key.decode()
 
 
 def _write_private(path: Path, data: bytes) -> None:

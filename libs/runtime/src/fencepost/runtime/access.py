@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import secrets
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -179,6 +180,15 @@ def require_nkeys(field: str) -> None:
             f"{field}: JWTs and nkeys need the package nkeys (fencepost-runtime[nkeys])",
             field=field,
         )
+
+
+def make_nkey() -> tuple[bytes, str]:
+    """A new user's credentials file, and what the server is told of it: the public half."""
+    require_nkeys("nkeys")
+    import nkeys
+
+    seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
+    return seed + b"\n", nkeys.from_seed(bytearray(seed)).public_key.decode()
 
 
 def _require_seed(path: str) -> None:
