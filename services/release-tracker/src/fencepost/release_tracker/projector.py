@@ -1,8 +1,10 @@
 """
 Keeps a family's projection up with the ledger: one task, one connection, all shards it can hold.
 
-Batches are read in the ledger's order and taken in groups; a group is one transaction that carries
-its rows and the positions that they reach. A batch at or below its shard's position is passed over,
+Batches are read in each ledger stream's order and taken in groups; a group is one transaction that
+carries its rows and the positions that they reach. A position is a sequence of the stream that its
+shard is in, and an aggregate's rows rest on its own shard's batches alone, so nothing hangs on the
+order between streams. A batch at or below its shard's position is passed over,
 so each counts exactly once, whatever is read again. A batch that does not follow its shard's
 position stops that shard: a person has to look, and nothing is guessed.
 
@@ -103,7 +105,8 @@ class Projector:
     """
     Projects until it is cancelled.
 
-    `why_not_ready` is "" while it runs; else it says why readers see old rows.
+    `logs` are the ledger's streams, in their order. `why_not_ready` is "" while it runs; else it
+    says why readers see old rows.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Projector:
         family: Family,
         *,
         inputs: Inputs,
-        log: Log,
+        logs: Sequence[Log],
         shards: int,
         metrics: TrackerMetrics,
         scripts: tuple[migrations.Migration, ...],
@@ -120,14 +123,14 @@ class Projector:
         self._dsn = dsn
         self._family = family
         self._inputs = inputs
-        self._log = log
+        self._logs = logs
         self._shards = shards
         self._metrics = metrics
         self._scripts = scripts
         self._by_subject = {subjects.ledger(family.name, shard): shard for shard in range(shards)}
         self._positions: dict[int, int] = {}
         self._stopped: dict[int, str] = {}
-        self._reached = 0
+        self._reached: dict[int, int] = {}
         self._has_moved = False
         self.why_not_ready = "the projection has not started"
 
@@ -168,12 +171,15 @@ class Projector:
         connection = await store.connect(self._dsn)
         try:
             await migrations.migrate(connection, self._scripts, phases=("pre",))
-            incarnation = await self._inputs.incarnation(streams.LEDGER, None)
+            incarnations = [
+                await self._inputs.incarnation(name, None)
+                for name in streams.ledger_names(len(self._logs))
+            ]
             self._positions.clear()
             self._stopped = {}  # shown by the first look, not before it has worked
             while True:
                 tables = Store(connection, self._family)
-                await self._read_on(tables, Ledger(incarnation, self._shards))
+                await self._read_on(tables, Ledger(tuple(incarnations), self._shards))
         finally:
             # Not gracefully: a server that does not answer would keep us here.
             connection.terminate()
@@ -182,7 +188,7 @@ class Projector:
         """Reads on from the held shards' positions, until one more is held."""
         await self._look(tables, ledger)
         buffer = Buffer()
-        reader = await self._open(buffer, ledger.incarnation) if self._positions else None
+        readers = await self._open(buffer, ledger.incarnations)
         loop = asyncio.get_running_loop()
         looked_s = loop.time()
         try:
@@ -195,19 +201,35 @@ class Projector:
                     if await self._look(tables, ledger):
                         return
         finally:
-            if reader is not None:
+            for reader in readers:
                 await reader.close()
 
-    async def _open(self, buffer: Buffer, incarnation: str) -> InputReader:
-        after = self._reached = min(self._positions.values())
-        return await self._inputs.open(
-            streams.LEDGER,
-            list(self._by_subject),
-            after=Position(incarnation=incarnation, seq=after),
-            take=buffer.put,
-            room=buffer.room,
-            fail=buffer.fail,
-        )
+    async def _open(self, buffer: Buffer, incarnations: Sequence[str]) -> list[InputReader]:
+        """Opens each stream that has a held shard, from the earliest position in it."""
+        self._reached = {}
+        for shard, seq in self._positions.items():
+            number = self._ledger_of(shard)
+            self._reached[number] = min(seq, self._reached.get(number, seq))
+        names, count = streams.ledger_names(len(self._logs)), len(self._reached)
+        return [
+            await self._inputs.open(
+                names[number],
+                [
+                    subject
+                    for subject, shard in self._by_subject.items()
+                    if self._ledger_of(shard) == number
+                ],
+                after=Position(incarnation=incarnations[number], seq=after),
+                take=buffer.put,
+                room=lambda: buffer.room() // count,
+                fail=buffer.fail,
+            )
+            for number, after in self._reached.items()
+        ]
+
+    def _ledger_of(self, shard: int) -> int:
+        """The number of the stream that a shard is in."""
+        return shard % len(self._logs)
 
     async def _look(self, tables: Store, ledger: Ledger) -> bool:
         """
@@ -255,7 +277,9 @@ class Projector:
             self._positions[shard] = reached
             self._metrics.projected_seq.labels(self._family.name, str(shard)).set(reached)
         self._metrics.projected.inc(len(batches))
-        self._reached = max(self._reached, group[-1].seq)
+        for message in group:
+            number = self._ledger_of(self._by_subject.get(message.subject, 0))
+            self._reached[number] = max(self._reached.get(number, 0), message.seq)
         self._has_moved = self._has_moved or bool(moves)
 
     async def _write(
@@ -315,7 +339,7 @@ class Projector:
         """The ledger's last batch of each shard. Raises `UnknownError`."""
         found: dict[int, int] = {}
         for subject, shard in self._by_subject.items():
-            last = await self._log.last(subject)
+            last = await self._logs[self._ledger_of(shard)].last(subject)
             if isinstance(last, Unknown):
                 raise UnknownError(f"{subject}: {last.reason}")
             found[shard] = last.seq if isinstance(last, Valid) else 0
@@ -325,9 +349,14 @@ class Projector:
         """Keeps the lag's metric up, for ever."""
         every = subjects.ledger(self._family.name, 0).rpartition(".")[0] + ".*"
         while True:
-            head = await self._log.last(every)
-            if isinstance(head, Valid):
-                behind = max(0, head.seq - self._reached)
+            behind = 0
+            for number, log in enumerate(self._logs):
+                head = await log.last(every)
+                if isinstance(head, Unknown):
+                    break
+                if isinstance(head, Valid):
+                    behind += max(0, head.seq - self._reached.get(number, 0))
+            else:
                 self._metrics.projection_lag.labels(self._family.name).set(behind)
             await asyncio.sleep(CHECK_S)
 
