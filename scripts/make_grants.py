@@ -21,8 +21,9 @@ that, not this. What the users are for, and the worst that each can do, is in
 how a server gets them in [the deployment's notes](../deploy/nats/README.md).
 
 A user has nothing but what stands here. *Where*: the account in which it is carried out; its own
-where nothing is said. Everybody hears the answers to what it asks (`_INBOX.>`). Where the shards are spread
-over several ledgers, each row of FP_LEDGER stands for FP_LEDGER_0 and every other of them.
+where nothing is said. Everybody hears the answers to what it asks (`_INBOX.>`). Where the shards
+are spread over several ledgers, each row of FP_LEDGER stands for FP_LEDGER_0 and every other of
+them.
 """
 
 
