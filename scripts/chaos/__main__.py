@@ -38,6 +38,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cluster", action="store_true", help="three nats-servers, streams at R3")
     parser.add_argument("--planners", type=int, default=3)
     parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--ledgers", type=int, default=1, help="streams that the shards are over")
     parser.add_argument("--boxes", type=int, default=6, help="standing sandboxes")
     parser.add_argument("--dags", type=int, default=2, help="agents that open and cancel DAGs")
     parser.add_argument("--at-once", type=int, default=2, help="faults at the same time")
@@ -73,6 +74,7 @@ def main() -> int:
         shape=Shape(
             planners=given.planners,
             gateways=given.gateways,
+            ledgers=given.ledgers,
             is_cluster=given.cluster,
             has_disks=not no_disks,
             has_power=not no_power,

@@ -17,6 +17,7 @@ from typing import Final
 from fencepost.client import Client
 from fencepost.client.processes import Child
 from fencepost.client.stack import Service
+from fencepost.contracts.streams import ledger_names
 
 from scripts.chaos.disks import PowerDisk
 from scripts.chaos.fault import Fault, Strike
@@ -192,8 +193,12 @@ def _of_nodes(world: World, client: Client) -> list[Fault]:
     cluster = world.cluster
     assert cluster is not None
 
+    def ledger(rng: random.Random) -> str:
+        names = ledger_names(world.ledgers)
+        return names[0] if len(names) == 1 else rng.choice(names)
+
     async def kill_leader(rng: random.Random) -> None:
-        node = await cluster.leader(client.link, "FP_LEDGER")
+        node = await cluster.leader(client.link, ledger(rng))
         node.kill()
         await asyncio.sleep(rng.random() * 2 * ELECTION_S)
         node.start()
@@ -207,7 +212,7 @@ def _of_nodes(world: World, client: Client) -> list[Fault]:
         await cluster.settle()
 
     async def pause_leader(rng: random.Random) -> None:
-        node = await cluster.leader(client.link, "FP_LEDGER")
+        node = await cluster.leader(client.link, ledger(rng))
         node.pause()
         try:
             await asyncio.sleep(ELECTION_S + rng.random() * 5)

@@ -49,6 +49,7 @@ class Shape:
     gateways: int = 2
     trackers: int = 1
     sweepers: int = 1
+    ledgers: int = 1
     is_cluster: bool = False
     has_postgres: bool = True
     has_disks: bool = True
@@ -73,6 +74,7 @@ class World(Stack):
     ) -> Self:
         """Starts everything and waits until it is ready; a failed start leaves nothing running."""
         world = cls(data.resolve(), shards=SHARDS_EMBEDDED)
+        world.ledgers = shape.ledgers
         world.shape = shape
         try:
             await world._begin(environment or {})
