@@ -100,7 +100,7 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("outcomes.py", '- len(sandbox.fenced) + (ended != "")', "- len(sandbox.fenced)"),
     ("outcomes.py", "- sandbox.fences_ahead(ended)", "- sandbox.fences_ahead()"),
     ("outcomes.py", "limits.FENCES_AHEAD_MAX - sandbox.fences_ahead(ended)", "1 << 20"),
-    ("outcomes.py", "return no - step.since_no > limits.JOURNAL_WINDOW", "return False"),
+    ("outcomes.py", "return no - step.since_no > limits.FENCES_BEHIND_MAX", "return False"),
     ("admission.py", "sandbox.fences_ahead() >= limits.FENCES_AHEAD_MAX", "False"),
     ("evolve.py", "if not entry.of:", "if True:"),
     ("holding.py", 'if sandbox.capabilities.observes_gone else "stop_accepted"', ""),

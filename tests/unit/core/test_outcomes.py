@@ -583,7 +583,7 @@ def test_a_dispatch_says_all_that_a_disk_must_check() -> None:
 
 @pytest.fixture
 def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "JOURNAL_WINDOW", 8)
+    monkeypatch.setattr(limits, "FENCES_BEHIND_MAX", 8)
     monkeypatch.setattr(limits, "FENCES_AHEAD_MAX", 4)
 
 

@@ -101,9 +101,11 @@ JOINED_BYTES_MAX: Final = 32 * KIB
 COMMANDS_AGE_MS: Final = 72 * 3600 * 1000
 
 # The toolhost's journal window, in records; every open fence must be inside it. So a sandbox hands
-# out no new one while an open step's is so far behind.
+# out no new one so far ahead of an open step's. What is so far behind all the same, by new sessions
+# and replays, the journal is not asked for: what all others are fenced for first may push it out.
 JOURNAL_WINDOW: Final = 4096
 FENCES_AHEAD_MAX: Final = JOURNAL_WINDOW // 2
+FENCES_BEHIND_MAX: Final = JOURNAL_WINDOW * 3 // 4
 
 assert INPUT_ENTRIES_BYTES_MAX < BATCH_BYTES_MAX < NATS_PAYLOAD_BYTES_MAX
 assert INLINE_BYTES_MAX < RECEIPT_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
@@ -111,5 +113,6 @@ assert INLINE_BYTES_MAX < COMMAND_BYTES_MAX < INPUT_ENTRIES_BYTES_MAX
 assert HEARTBEAT_MS * 3 < LEASE_MS
 assert GATEWAY_SILENT_MS < LEASE_MS
 assert DEADLINE_MS_MAX < COMMANDS_AGE_MS
-assert OPEN_STEPS_PER_SANDBOX_MAX * ATTEMPTS_MAX < JOURNAL_WINDOW - FENCES_AHEAD_MAX
+assert OPEN_STEPS_PER_SANDBOX_MAX * ATTEMPTS_MAX < JOURNAL_WINDOW - FENCES_BEHIND_MAX
+assert FENCES_AHEAD_MAX + OPEN_STEPS_PER_SANDBOX_MAX * ATTEMPTS_MAX < FENCES_BEHIND_MAX
 assert ATTEMPTS_MAX_DEFAULT <= ATTEMPTS_MAX

@@ -271,8 +271,8 @@ def _indeterminate(
 
 
 def _is_forgotten(step: Step, no: int) -> bool:
-    """Whether the journal may have dropped what it had of the step before the fence `no`."""
-    return no - step.since_no > limits.JOURNAL_WINDOW
+    """Whether the journal may drop what it has of the step before the fence `no` is taken."""
+    return no - step.since_no > limits.FENCES_BEHIND_MAX
 
 
 def _fence(
