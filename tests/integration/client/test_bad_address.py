@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from fencepost.client import cli
+from fencepost.client import cli, doctor_nats
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,23 @@ def test_an_address_without_a_server_is_said(
     said = capsys.readouterr().err
     assert word in said
     assert command[-1] in said or code == cli.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["sandbox", "list", "--url"], ["reshard", "--shards", "2", "--to"], ["doctor"]],
+)
+def test_a_password_in_an_address_is_not_shown(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "nats://me:s3cret@127.0.0.1:1,nats://me:s3cret@127.0.0.1:2"
+    monkeypatch.setenv("FENCEPOST_NATS_URL", url)
+    monkeypatch.setattr(doctor_nats, "_CONNECT_S", 0.5)
+    words = [*command, url] if command[-1].startswith("--") else command
+    monkeypatch.setattr(sys, "argv", ["fencepost", *words])
+    monkeypatch.setattr(cli, "_log_to_stderr", lambda: None)
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = "".join(capsys.readouterr())
+    assert "nats://127.0.0.1:1,nats://127.0.0.1:2" in said
+    assert "s3cret" not in said

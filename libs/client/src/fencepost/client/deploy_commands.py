@@ -115,7 +115,7 @@ async def _declare(found: settings.Settings, told: Any, *, watch: bool) -> None:
         link = await Link.connect(found.nats_url, name="fencepost-operator", access=found.access())
     except OSError as error:
         raise RefusedError(
-            "no_server", f"FENCEPOST_NATS_URL: {found.nats_url}: {error}", field="nats_url"
+            "no_server", f"FENCEPOST_NATS_URL: {found.address().shown}: {error}", field="nats_url"
         ) from error
     back = asyncio.Event()
     link.on_back(back.set)

@@ -12,7 +12,7 @@ from fencepost.client.client import user_of_environment
 from fencepost.client.doctor import Check
 from fencepost.contracts import streams as table
 from fencepost.core.errors import FencepostError, RefusedError, UnknownError
-from fencepost.runtime import streams
+from fencepost.runtime import address, streams
 from fencepost.runtime.access import Access
 from fencepost.runtime.link import DeniedError, Link, stream_info
 
@@ -25,9 +25,14 @@ def checks() -> Iterator[Check]:
     url = os.environ.get("FENCEPOST_NATS_URL", "")
     if not url:
         return
-    name = f"NATS at {url.rpartition('@')[2]}"
     try:
-        user = user_of_environment()
+        where = address.require("FENCEPOST_NATS_URL", url)
+    except RefusedError as error:
+        yield Check("NATS", "failed", str(error), "mend FENCEPOST_NATS_URL")
+        return
+    name = f"NATS at {where.shown}"
+    try:
+        user = where.whom(user_of_environment())
         user.options()
     except RefusedError as error:
         yield Check("credentials", "failed", str(error), "mend the file that the setting names")

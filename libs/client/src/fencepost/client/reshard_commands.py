@@ -13,7 +13,7 @@ from fencepost.client.client import Client, takes_connections
 from fencepost.client.errors import NoServerError
 from fencepost.contracts.streams import require_ledgers
 from fencepost.core.errors import RefusedError
-from fencepost.runtime import access, streams
+from fencepost.runtime import access, address, streams
 from fencepost.runtime.link import Link
 
 
@@ -79,7 +79,7 @@ def reshard_(  # noqa: PLR0917 - options of a command
                 replicas=replicas,
             )
         )
-        told = f"Start the services on {to} with {_settings(result)}"
+        told = f"Start the services on {address.require('--to', to).shown} with {_settings(result)}"
     else:
         raise RefusedError(
             "bad_arguments",
@@ -121,7 +121,7 @@ async def _between(
     user = access.read(to_credentials) if to_credentials else None
     creator = access.read(to_operator) if to_operator else user
     if not await takes_connections(to):
-        raise NoServerError(f"--to: no server at {to}")
+        raise NoServerError(f"--to: no server at {address.require('--to', to).shown}")
     async with await Client.connect(url, name="fencepost-reshard") as source:
         wanted, over = shards or source.shards, ledgers or source.ledgers
         require_ledgers(over, shards=wanted)

@@ -206,7 +206,7 @@ async def _connect(settings: TrackerSettings, metrics: TrackerMetrics, name: str
             on_denied=lambda _text: metrics.publish_denied.inc(),
         )
     except OSError as error:
-        raise RetryLaterError(f"NATS at {settings.nats_url}: {error}") from error
+        raise RetryLaterError(f"NATS at {settings.address().shown}: {error}") from error
     link.on_lost(metrics.reconnects.inc)
     return link
 
