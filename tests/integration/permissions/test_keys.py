@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import stat
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from fencepost.client import users
 from fencepost.client.client import Client
 from fencepost.client.embedded import NatsServer
+from fencepost.client.processes import free_port
 from fencepost.contracts import authorization, grants, subjects
 from fencepost.contracts.grants import Role
 from fencepost.core.errors import RefusedError
@@ -62,6 +67,52 @@ async def _holds(server: NatsServer, credentials: dict[Role, Path]) -> None:
         await link.close()
 
 
+async def _serves(server: NatsServer, credentials: Path, data: Path) -> None:
+    """A service's both connections take them: its own, and its control connection."""
+    port = free_port()
+    environment = {
+        **os.environ,
+        "FENCEPOST_NATS_URL": server.url,
+        "FENCEPOST_NATS_CREDENTIALS": str(credentials),
+        "FENCEPOST_SHARDS": str(SHARDS),
+        "FENCEPOST_RECEIPT_KEY": "only for these tests",
+        "FENCEPOST_HTTP_PORT": str(port),
+        "FENCEPOST_DATA": str(data),
+        "FENCEPOST_LOG_FORMAT": "json",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost.planner"),
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    said: list[str] = []
+
+    async def read() -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            said.append(line.decode())
+
+    reading = asyncio.create_task(read())
+    try:
+        async with asyncio.timeout(100), httpx.AsyncClient() as http:
+            while True:
+                assert process.returncode is None, said
+                with contextlib.suppress(httpx.TransportError):
+                    answer = await http.get(f"http://127.0.0.1:{port}/readyz")
+                    if answer.status_code == 200:
+                        break
+                await asyncio.sleep(0.1)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 60) == 0, said
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await reading
+    assert not [line for line in said if "denied" in line or "refused" in line]
+
+
 async def test_users_with_nkeys(tmp_path: Path) -> None:
     folder = tmp_path / "nats"
     credentials = users.make(folder, secrets_folder=tmp_path / "secrets", nkeys=True)
@@ -75,6 +126,7 @@ async def test_users_with_nkeys(tmp_path: Path) -> None:
     )
     try:
         await _holds(server, credentials)
+        await _serves(server, credentials["planner"], tmp_path)
         stranger = users.make(tmp_path / "other", nkeys=True)["planner"]
         with pytest.raises(RefusedError, match="does not take"):
             await _link(server, stranger)
@@ -100,6 +152,7 @@ async def test_users_with_jwts_of_an_operator(tmp_path: Path) -> None:
     )
     try:
         await _holds(server, credentials)
+        await _serves(server, credentials["planner"], tmp_path)
         token, seed = operator.user("planner")
         stranger, other_seed = claims.Operator().user("planner")
         for name, wrong in (
