@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from fencepost.core.errors import RefusedError
+from fencepost.release_tracker.settings import TrackerSettings
 from fencepost.runtime import settings
+from fencepost.sandbox_gateway.app import GatewaySettings
+from fencepost.sweeper.app import SweeperSettings
 
 
 def test_defaults_are_the_embedded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,30 +48,40 @@ def test_a_short_receipt_key_is_refused_and_none_is_shown(monkeypatch: pytest.Mo
     assert settings.load(settings.Settings).key() == b"a longer secret!"
 
 
-TEXTS = [name for name in settings.Settings.model_fields if name != "receipt_key"]
+KINDS = (settings.Settings, GatewaySettings, SweeperSettings, TrackerSettings)
+ALL = [
+    (kind, name)
+    for kind in KINDS
+    for name in kind.model_fields
+    if name != "receipt_key" and (kind is settings.Settings or name not in KINDS[0].model_fields)
+]
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(("kind", "name"), ALL, ids=[name for _, name in ALL])
 @pytest.mark.parametrize(
     "value", ["a\x07", "\udcff", "x" * 5_000], ids=["control", "not UTF-8", "endless"]
 )
-def test_what_no_setting_takes(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_what_no_setting_takes(
+    monkeypatch: pytest.MonkeyPatch, kind: type[settings.Settings], name: str, value: str
+) -> None:
     variable = f"FENCEPOST_{name.upper()}"
     monkeypatch.setenv(variable, value)
     with pytest.raises(RefusedError, match=f"^{variable}: "):
-        settings.load(settings.Settings)
+        settings.load(kind)
 
 
-NUMBERS = ["shards", "replicas", "http_port", "heartbeat_ms", "lease_ms", "drain_s"]
+NUMBERS = [(kind, name) for kind, name in ALL if kind.model_fields[name].annotation in {int, float}]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[name for _, name in NUMBERS])
 @pytest.mark.parametrize("value", ["", "nan", "inf", "-inf", "-1", "1e400", str(2**63), "x"])
-def test_what_no_number_is(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_what_no_number_is(
+    monkeypatch: pytest.MonkeyPatch, kind: type[settings.Settings], name: str, value: str
+) -> None:
     variable = f"FENCEPOST_{name.upper()}"
     monkeypatch.setenv(variable, value)
     with pytest.raises(RefusedError, match=f"^{variable}: "):
-        settings.load(settings.Settings)
+        settings.load(kind)
 
 
 @pytest.mark.parametrize(
