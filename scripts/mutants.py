@@ -103,6 +103,9 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ("outcomes.py", "return no - step.since_no > limits.FENCES_BEHIND_MAX", "return False"),
     ("admission.py", "sandbox.fences_ahead() >= limits.FENCES_AHEAD_MAX", "False"),
     ("evolve.py", "if not entry.of:", "if True:"),
+    ("recovery.py", "if behind <= limits.FENCES_BEHIND_MAX:", "if True:"),
+    ("recovery.py", "behind = sandbox.next_no", "behind = 0"),
+    ("recovery.py", "behind = sandbox.recovering.done", "behind = 0"),
     ("holding.py", 'if sandbox.capabilities.observes_gone else "stop_accepted"', ""),
     ("outcomes.py", "no=next_no + len(woken),", "no=next_no,"),
     (

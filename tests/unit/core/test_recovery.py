@@ -524,6 +524,37 @@ def test_an_older_point_from_before_an_undo_is_not_gone_on_from() -> None:
     assert kinds(bench.found(marker=marker, journal_seq=1)) == ["epoch_closed", "condemned"]
 
 
+@pytest.mark.parametrize(("behind", "gone_on"), [(3, True), (2, False)])
+def test_an_older_point_whose_journal_may_have_forgotten_what_is_owed_is_given_up(
+    behind: int, gone_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has forgotten would be applied once more, on top of what came after it."""
+    monkeypatch.setattr(limits, "FENCES_BEHIND_MAX", behind)
+    bench = Bench().live()
+    for n, name in enumerate(("s1", "s2"), 1):
+        bench.step(name)
+        bench.answer(name, journal_seq=n)
+    entries = bench.found(marker=bench.marker(), journal_seq=1)
+    opens = ["epoch_closed", "epoch_opened", "marking"]
+    assert kinds(entries) == (opens if gone_on else ["epoch_closed", "condemned"])
+
+
+@pytest.mark.parametrize(("behind", "gone_on"), [(2, True), (1, False)])
+def test_a_long_recovery_begins_anew_on_a_disk_of_its_own(
+    behind: int, gone_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = owing("s1", "s2", "s3")
+    bench.replay()
+    bench.replay()
+    monkeypatch.setattr(limits, "FENCES_BEHIND_MAX", behind)
+    marker, seq = bench.marker(), bench.sandbox().journal_seq
+    bench.reattach()
+    assert bench.sandbox().live, "the same epoch goes on where it was"
+    bench.lose_lease()
+    entries = bench.found(marker=marker, journal_seq=seq)
+    assert kinds(entries) == (["epoch_opened", "marking"] if gone_on else ["condemned"])
+
+
 # --- what does not fit --------------------------------------------------------------------------------
 
 

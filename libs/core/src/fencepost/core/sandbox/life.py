@@ -189,6 +189,8 @@ def _found(sandbox: Sandbox, hints: Hints, value: facts.Found, now_ms: int) -> l
     moved = _moved(sandbox, value)
     if moved is not None:
         disk, evidence = moved
+        if unvouched := recovery.unvouched(sandbox, disk):
+            return recovery.condemn(sandbox, unvouched)
         if sandbox.open:
             entries.append(
                 e.EpochClosed(

@@ -47,6 +47,23 @@ def needs(sandbox: Sandbox, disk: e.Disk) -> bool:
     return sandbox.owed > 0 or sandbox.checkpoint is not None
 
 
+def unvouched(sandbox: Sandbox, disk: e.Disk) -> str:
+    """
+    Why the journal of such a disk cannot tell which of the owed steps it holds already, or "".
+
+    What it has forgotten would be applied on top of what came after it.
+    """
+    if disk == "restored" and sandbox.checkpoint is None and sandbox.owed:
+        behind = sandbox.next_no
+    elif disk == "warm" and sandbox.recovering is not None:
+        behind = sandbox.recovering.done
+    else:
+        return ""
+    if behind <= limits.FENCES_BEHIND_MAX:
+        return ""
+    return f"its journal may have forgotten what is owed: {behind} fences"
+
+
 def condemn(sandbox: Sandbox, reason: str, *, closed_as: str = "condemned") -> list[e.SandboxEntry]:
     """Gives an instance up: it is stopped, and what was on it is lost once it is seen gone."""
     entries: list[e.SandboxEntry] = []
