@@ -66,13 +66,19 @@ class Signals:
         if self._since:
             params["since"] = self._since
         async with self._engine._query("events", params=params, timeout=_FOREVER) as stream:
-            held = b""
-            async for data in stream.content.iter_any():
-                *lines, held = (held + data).split(b"\n")
-                for line in filter(None, lines):
-                    self._take(json.loads(line))
-                if len(held) > _LINE_BYTES_MAX:
-                    raise ValueError("an event of more than a mebibyte")
+            try:
+                await self._read(stream)
+            finally:
+                stream.close()  # it has no end of its own
+
+    async def _read(self, stream: aiohttp.ClientResponse) -> None:
+        held = b""
+        async for data in stream.content.iter_any():
+            *lines, held = (held + data).split(b"\n")
+            for line in filter(None, lines):
+                self._take(json.loads(line))
+            if len(held) > _LINE_BYTES_MAX:
+                raise ValueError("an event of more than a mebibyte")
 
     def _take(self, event: Any) -> None:
         actor = event["Actor"]
