@@ -21,7 +21,7 @@ from fencepost.providers.protocol import (
 from tests.unit.providers import fake_engine
 from tests.unit.providers.docker_contract import DockerContract
 from tests.unit.providers.fake_engine import Answer, FakeEngine
-from tests.unit.providers.provider_contract import LABELS, SPEC, Talk, made, other
+from tests.unit.providers.provider_contract import LABELS, SPEC, Talk, made, other, wait_for
 
 
 @pytest.fixture
@@ -386,3 +386,59 @@ async def test_a_refusal_says_nothing_of_what_an_earlier_create_made(
     assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateAmbiguous)
     engine.containers.clear()
     assert isinstance(await provider.create("acq-1", SPEC, LABELS), CreateRefused), "the control"
+
+
+# -- what is told of an end that is to come --------------------------------------------------------
+
+
+async def test_a_signal_is_heard_that_came_while_the_engine_was_not_listened_to(
+    engine: FakeEngine, provider: DockerProvider
+) -> None:
+    one, two = await made(provider), await made(provider, "acq-2")
+    assert list(await provider.notices([one, two])) == []
+
+    async def told(*refs: Ref) -> bool:
+        return [notice.ref for notice in await provider.notices([one, two])] == list(refs)
+
+    async def heard() -> bool:
+        return bool(engine.listeners)
+
+    assert await wait_for(heard)
+    engine.signal(engine.containers[one.native_id], 1)  # control: it asks nobody to end
+    engine.signal(engine.containers[one.native_id])
+    assert await wait_for(lambda: told(one))
+    (listener,) = engine.listeners
+    listener.put_nowait(None)
+
+    async def ended() -> bool:
+        return listener not in engine.listeners
+
+    assert await wait_for(ended)
+    engine.signal(engine.containers[two.native_id])
+    assert await wait_for(lambda: told(one, two))
+
+
+async def test_an_engine_that_tells_no_events_announces_nothing_and_is_asked_again(
+    engine: FakeEngine, provider: DockerProvider
+) -> None:
+    ref = await made(provider)
+    engine.fail = lambda method, path: Answer(500, "no") if path == "/events" else None
+    engine.signal(engine.containers[ref.native_id])
+    assert list(await provider.notices([ref])) == []
+
+    async def refused() -> bool:
+        return "GET /events" in engine.calls
+
+    assert await wait_for(refused)
+    engine.fail = lambda method, path: None
+
+    async def heard() -> bool:
+        return bool(engine.listeners)
+
+    assert await wait_for(heard)
+    engine.signal(engine.containers[ref.native_id])
+
+    async def told() -> bool:
+        return [notice.ref for notice in await provider.notices([ref])] == [ref]
+
+    assert await wait_for(told)
