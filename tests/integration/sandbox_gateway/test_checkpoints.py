@@ -19,6 +19,7 @@ from fencepost.core.sandbox.orders import CheckpointOrder, PruneOrder, RestoreOr
 from fencepost.providers import processes
 from fencepost.providers.process import ProcessProvider
 from fencepost.runtime.chunks import ChunkStore
+from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.link import Link
 from fencepost.runtime.metrics import GatewayMetrics
 from fencepost.sandbox_gateway import manifests
@@ -26,7 +27,7 @@ from fencepost.sandbox_gateway.blobs import NatsBlobs
 from fencepost.sandbox_gateway.session import GatewaySession, Options
 
 from tests.chunks import MemoryChunks, named
-from tests.integration.sandbox_gateway.conftest import PausableClock, Running
+from tests.integration.sandbox_gateway.conftest import PausableClock, Running, StartGateway
 from tests.integration.sandbox_gateway.control import MASTER, SHARDS, Control, Live, wait_for
 from tests.unit.toolhost.keeping import told_tree
 
@@ -253,6 +254,23 @@ async def test_what_the_store_lost_while_the_sandbox_lives_is_sent_again(
     third = await box.checkpoint("c3", base=second.manifest)
     assert third.sent_bytes == 0, "an increment again"
     assert gateway.metric("chunks_lost_total") >= 1
+
+
+async def test_what_jetstream_lost_while_the_sandbox_lives_is_sent_again(
+    start_gateway: StartGateway, control: Control, root: Path
+) -> None:
+    gateway = await start_gateway(isolate=False)
+    store = JetStreamChunks(control.link)
+    box = await Box.made(gateway, control, root, "one")
+    fill(box.workspace)
+    first = await box.checkpoint("c1")
+    for name in await store.names("one"):
+        await store.delete("one", name)
+    (box.workspace / "new").write_text("n")
+    second = await box.checkpoint("c2", base=first.manifest)
+    fork = await Box.made(gateway, control, root, "two")
+    await fork.restore("c2", second.manifest, "one")
+    assert told_tree(fork.workspace) == told_tree(box.workspace)
 
 
 async def test_what_cannot_be_looked_for_is_no_checkpoint(
