@@ -68,7 +68,7 @@ def text(field: str, value: object, *, bytes_max: int = TEXT_BYTES_MAX, empty: b
         refused(field, "text", value)
     size = utf8(field, value)
     if size > bytes_max:
-        refused(field, f"at most {bytes_max} bytes", value, reason="too_large")
+        refused(field, f"at most {bytes_max} bytes", value, reason="out_of_range")
     if not empty and not value:
         refused(field, "text that is not empty", value)
     return value
