@@ -15,6 +15,8 @@ from fencepost.core.errors import RefusedError, UnknownError
 from fencepost.runtime import streams
 from fencepost.runtime.link import Link
 
+pytestmark = pytest.mark.budget(60)
+
 REFUSED = 2
 HUB = """
 listen: "127.0.0.1:{port}"
