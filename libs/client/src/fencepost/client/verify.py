@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 from fencepost.client import ledger
 from fencepost.client.client import Client
+from fencepost.client.verify_links import Sender, Taken, read_taken
 from fencepost.contracts import streams
-from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch
+from fencepost.contracts.messages import BATCH_VERSION, HASH, Batch, Seen
 from fencepost.core import invariants
 from fencepost.core.dag.machine import DagMachine
 from fencepost.core.errors import LedgerBrokenError
@@ -83,16 +84,20 @@ async def verify(client: Client) -> Report:
                     f"to {known.last}",
                 )
             )
+    machines: tuple[Machine[Any, Any], ...] = (SandboxMachine(), DagMachine())
+    # Before any sender is read: what was taken by then was sent by then.
+    taken = await read_taken(client, [machine.family for machine in machines])
     for shard in range(client.shards):
-        await _verify_shard(client, SandboxMachine(), shard, report)
-        await _verify_shard(client, DagMachine(), shard, report)
+        for machine in machines:
+            await _verify_shard(client, machine, shard, report, taken)
     return report
 
 
 async def _verify_shard(
-    client: Client, machine: Machine[Any, Any], shard: int, report: Report
+    client: Client, machine: Machine[Any, Any], shard: int, report: Report, taken: Taken
 ) -> None:
     fold = _Fold(machine, shard, client.shards)
+    sender = Sender(machine, shard, client.shards, taken)
     try:
         async for recorded in ledger.batches(
             client.link, shard, family=machine.family, ledgers=client.ledgers
@@ -102,6 +107,10 @@ async def _verify_shard(
                 report.add(violation)
             if fold.is_broken:
                 break
+            sender.take(recorded)
+        else:
+            for seen, detail in sender.unsent():
+                report.add(fold.violation("I8", detail, at=seen))
     except LedgerBrokenError as error:
         report.add(fold.violation("I8", str(error)))
     if fold.auditor is not None:
@@ -135,13 +144,13 @@ class _Fold:
         self.state = machine.initial(shard, shards)
         self.is_broken = False
 
-    def violation(self, invariant: str, detail: str) -> Violation:
+    def violation(self, invariant: str, detail: str, *, at: Seen | None = None) -> Violation:
         return Violation(
             invariant=invariant,
             family=self._machine.family,
             shard=self._shard,
-            seq=self._seq,
-            index=self._index,
+            seq=self._seq if at is None else at.seq,
+            index=self._index if at is None else at.index,
             detail=detail,
         )
 
