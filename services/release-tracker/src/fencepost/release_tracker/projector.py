@@ -66,10 +66,11 @@ class Buffer:
         self.error = error
         self._filled.set()
 
-    def room(self) -> int:
+    def room(self, among: int) -> int:
+        """For how many more one of so many readers may ask; each gets some while there is any."""
         if self._bytes >= BUFFER_BYTES_MAX:
             return 0
-        return BUFFER_BATCHES_MAX - len(self._messages)
+        return -(-max(0, BUFFER_BATCHES_MAX - len(self._messages)) // among)
 
     async def group(self, timeout_s: float) -> list[InputMessage]:
         """The next messages, at most one group; none when the time is over."""
@@ -221,7 +222,7 @@ class Projector:
                 ],
                 after=Position(incarnation=incarnations[number], seq=after),
                 take=buffer.put,
-                room=lambda: buffer.room() // count,
+                room=lambda: buffer.room(count),
                 fail=buffer.fail,
             )
             for number, after in self._reached.items()
