@@ -46,9 +46,16 @@ class Notices:
 
     async def _follow(self, name: str) -> None:
         loop = asyncio.get_running_loop()
+        complaint = ""
         while True:
             began = loop.time()
-            await self._look(name)
+            try:
+                await self._look(name)
+                complaint = ""
+            except Exception as error:
+                # Whatever ails one provider, the next notice may be read, and the others' are.
+                if complaint != (complaint := repr(error)):
+                    logger.exception("notices_not_read", provider=name)
             await asyncio.sleep(max(LOOK_S, SHARE * (loop.time() - began)))
 
     async def _look(self, name: str) -> None:
