@@ -1,5 +1,6 @@
 """What a host's agent may write, and what may become of it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,8 @@ def test_a_file_is_a_notice_whatever_it_says(tmp_path: Path, text: str, said: in
 def test_no_file_and_a_folder_are_none(tmp_path: Path) -> None:
     assert announced.grace_ms(tmp_path / "going") is None
     assert announced.grace_ms(tmp_path) is None
+
+
+def test_a_pipe_that_nobody_writes_to_is_none_and_holds_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "going")
+    assert announced.grace_ms(tmp_path / "going") is None

@@ -7,6 +7,8 @@ there finds out it writes into such a file, by `echo 120 > file`.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -16,15 +18,23 @@ _GRACE_S_MAX: Final = 86_400.0
 
 def grace_ms(path: Path) -> int | None:
     """
-    The milliseconds that a notice gives, or None where there is none, or it cannot be read.
+    The milliseconds that a notice gives, or None where no file is, or none that can be read.
 
     A notice that names no seconds (it is empty, or half written) is one all the same, of 0.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(_READ_BYTES)
+        # A pipe that nobody writes to would hold whoever opens it, for good.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        text = os.read(descriptor, _READ_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
     try:
         seconds = float(text)
     except ValueError:
