@@ -248,6 +248,38 @@ async def test_a_source_that_is_written_meanwhile_is_refused(
         await reshard.reshard(source, target)
 
 
+async def test_on_a_target_that_was_not_written_to_its_end_nothing_starts(
+    source: Client, target: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It folds and verifies, as a shorter history: what is missing is on the source alone."""
+
+    async def killed(_: Client, __: Client) -> int:
+        raise ConnectionAbortedError
+
+    await record(source, history(3))
+    await deployed.declare(target.link, AFTER, create=False)
+    with monkeypatch.context() as cut:
+        cut.setattr(reshard, "copy_contents", killed)
+        with pytest.raises(ConnectionAbortedError):
+            await reshard.reshard(source, target)
+    assert (await verify(target)).is_clean
+    for create in (False, True):
+        with pytest.raises(deployed.HalfMovedError, match="has not ended: its history is not"):
+            await deployed.declare(target.link, AFTER, create=create)
+    await deployed.declare(source.link, BEFORE, create=False)
+
+
+async def test_a_target_is_as_it_was_where_the_source_was_refused(
+    source: Client, target: Client
+) -> None:
+    with pytest.raises(RefusedError, match="empty"):
+        await reshard.reshard(source, target)
+    await deployed.declare(target.link, AFTER, create=False)
+    await record(source, history(3))
+    await reshard.reshard(source, target)
+    await deployed.declare(target.link, AFTER, create=False)
+
+
 async def test_an_owner_that_still_lives_is_fenced(source: Client, target: Client) -> None:
     await record(source, history(3))
     heads = {}

@@ -31,6 +31,7 @@ from fencepost.core.dag.machine import DagMachine
 from fencepost.core.errors import LedgerBrokenError, RefusedError, UnknownError
 from fencepost.core.machine import Machine, Place, TermOpened
 from fencepost.core.sandbox.machine import SandboxMachine
+from fencepost.runtime import streams as deployed
 from fencepost.runtime.chunks.jetstream import JetStreamChunks
 from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.objects import Objects
@@ -76,6 +77,8 @@ async def reshard(source: Client, target: Client) -> Result:
     old = _Cut(source.shards)
     sealed = await _seal(source)
     await _refuse_unless_drained(source, sealed)
+    # From here on until all is verified, no service starts on the target.
+    await deployed.say_moving(target.link, streams.MOVING_BEGUN)
     writer = _Writer(target)
     try:
         async for recorded in _in_order(source, sealed):
@@ -94,6 +97,7 @@ async def reshard(source: Client, target: Client) -> Result:
     report = await verify(target)
     if not report.is_clean:
         raise LedgerBrokenError(f"the new ledger does not verify: {report.violations[0]}")
+    await deployed.say_moving(target.link, streams.MOVING_ENDED)
     return Result(
         shards_before=source.shards,
         shards=target.shards,

@@ -194,6 +194,12 @@ SAID: Final[tuple[Said, ...]] = (
         why="the switch of sweeping",
     ),
     Said(
+        subject=f"$KV.{streams.BUCKET_META}.{streams.MOVING}",
+        kind="stored",
+        says=("mover",),
+        why="that the history which it writes is not whole yet",
+    ),
+    Said(
         subject=f"$KV.{streams.BUCKET_META}.*",
         kind="stored",
         says=("operator",),

@@ -76,6 +76,10 @@ class StreamMismatchError(FencepostError):
     """An existing stream differs from the table in something that matters."""
 
 
+class HalfMovedError(FencepostError):
+    """A history was being written into this deployment, and is not whole: it must not go on."""
+
+
 class StreamMissingError(FencepostError):
     """A stream of the table does not exist, and this process may not create it."""
 
@@ -146,13 +150,15 @@ async def declare(
 
     Raises `StreamMissingError` when one is missing and may not be created (`StreamAwaitedError`
     where somebody else makes it again), `StreamMismatchError` when one differs or the deployment
-    has another number of shards or ledgers, `UnknownError` when the server does not say.
+    has another number of shards or ledgers, `HalfMovedError` when a move into it did not end,
+    `UnknownError` when the server does not say.
     """
     cut = Cut(shards=shards, hash=HASH, ledgers=ledgers)
     recorded = await _recorded(link)
     # First: a stream that another number of ledgers asks for is not one that was lost.
     if recorded is not None:
         _compare(recorded, cut)
+        await _refuse_half_moved(link)
     for stream in streams.table(shards, replicas=replicas, ledgers=ledgers):
         name, config = wanted(stream)
         is_kept = stream.kind == "stream" and stream.config["storage"] == "file"
@@ -293,6 +299,23 @@ def _compare(recorded: bytes, cut: Cut) -> None:
                 "`fencepost reshard` moves it to another number"
             )
     raise StreamMismatchError(f"{streams.BUCKET_META} shards: wanted {cut}, found {recorded!r}")
+
+
+async def _refuse_half_moved(link: Link) -> None:
+    if await read_meta(link, streams.MOVING) == streams.MOVING_BEGUN:
+        raise HalfMovedError(
+            "`fencepost reshard` into this deployment has not ended: its history is not whole. "
+            "Start the services on the former one again, and reshard into a new server or folder"
+        )
+
+
+async def say_moving(link: Link, said: bytes) -> None:
+    """Says how far a history from elsewhere is. Raises `UnknownError` where that is not stored."""
+    subject = f"$KV.{streams.BUCKET_META}.{streams.MOVING}"
+    answer = await link.call(subject, said, timeout_s=5.0)
+    error = msgspec.json.decode(answer.data, type=_Answer).error
+    if error is not None:
+        raise _unknown(subject, error)
 
 
 async def _info(link: Link, name: str) -> StreamInfo:
