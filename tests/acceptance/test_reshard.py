@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from fencepost.client import Client, RefusedError, StepOutcome
+from fencepost.client import Client, RefusedError, StepOutcome, reshard_embedded
 from fencepost.client.processes import StartError
-from fencepost.client.stack import ledgers_of, shards_of
+from fencepost.client.stack import ledgers_of, refuse_half_moved, shards_of
 from fencepost.core.sandbox import entries as e
 
 from tests.acceptance.conftest import QUICK, RunningStack, StartStack
@@ -195,3 +195,30 @@ async def test_folders_that_do_not_fit_are_refused(stack: RunningStack, folders:
     code, _, err = await fencepost("reshard", "--shards", "3")
     assert code == 2
     assert "expected --to" in err
+
+
+@pytest.mark.budget(30)
+async def test_no_stack_starts_on_a_folder_before_its_history_is_whole(
+    start_stack: StartStack, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one would take every sandbox of the former for a stranger."""
+    first = await start_stack()
+    async with await first.client() as client:
+        await client.create_sandbox("box")
+    await first.stop()
+
+    async def killed(_: Path) -> None:
+        raise ConnectionAbortedError
+
+    half = folders / "half"
+    with monkeypatch.context() as cut:
+        cut.setattr(reshard_embedded, "_servers_of", killed)
+        with pytest.raises(ConnectionAbortedError):
+            await reshard_embedded.reshard_folder(first.data, half, shards=3)
+    assert any((half / "sandboxes").iterdir()), "the former one's, within reach"
+    code, _, err = await fencepost("up", "--data", str(half), "--port", "0")
+    assert code == 1
+    assert "`fencepost reshard` into this folder has not ended" in err
+    assert not (half / "nats" / "store").exists()
+    await reshard(first.data, folders / "whole", 3, 1)
+    refuse_half_moved(folders / "whole")

@@ -15,7 +15,15 @@ from typing import Final
 from fencepost.client import up, users
 from fencepost.client.client import Client
 from fencepost.client.reshard import Result, reshard
-from fencepost.client.stack import Stack, ledgers_of, shards_of, write_ledgers, write_shards
+from fencepost.client.stack import (
+    MOVING,
+    Stack,
+    ledgers_of,
+    refuse_half_moved,
+    shards_of,
+    write_ledgers,
+    write_shards,
+)
 from fencepost.contracts.streams import require_ledgers
 from fencepost.core.errors import RefusedError
 from fencepost.runtime import access
@@ -35,13 +43,16 @@ async def reshard_folder(
     What is left out of `shards` and `ledgers` stays as it is.
 
     Raises as `reshard.reshard` does, and `RefusedError` where `data` holds no stack or `into` is
-    not empty. What a failed one left in `into` is of no use: delete it, and `data` is whole.
+    not empty. What a failed one left in `into` is of no use, and no stack starts on it: delete it,
+    and `data` is whole.
     """
     data, into = data.resolve(), into.resolve()
     refuse_unless_folders(data, into)
     wanted, over = shards or shards_of(data), ledgers or ledgers_of(data)
     require_ledgers(over, shards=wanted)
     with up.held(data), up.held(into):
+        refuse_half_moved(data)
+        (into / MOVING).touch()  # before there is anything to go on with
         _take_along(data, into)
         write_shards(into, wanted)
         write_ledgers(into, over)
@@ -55,7 +66,9 @@ async def reshard_folder(
                     stack.nats.url, name="fencepost-reshard", wait_s=10, user=mover
                 )
                 clients.append(await stopping.enter_async_context(client))
-            return await reshard(*clients)
+            result = await reshard(*clients)
+        (into / MOVING).unlink()
+        return result
 
 
 def refuse_unless_folders(data: Path, into: Path) -> None:

@@ -38,6 +38,7 @@ STOP_S_MAX: Final = 5.0
 SHARDS: Final = "shards"
 """The file that tells a stack's number of shards, where it is not the usual one."""
 LEDGERS: Final = "ledgers"
+MOVING: Final = "moving"
 """The file that tells a stack's number of ledger streams, where there is more than one."""
 _LOOK_S: Final = 0.1
 _BACKOFF_S: Final = 0.2
@@ -450,6 +451,15 @@ def choose_ledgers(data: Path, asked: int | None) -> int:
     data.mkdir(parents=True, exist_ok=True)
     write_ledgers(data, found)
     return found
+
+
+def refuse_half_moved(data: Path) -> None:
+    """Raises `StartError` where a history was being written into this folder and is not whole."""
+    if (data / MOVING).exists():
+        raise StartError(
+            f"{data}: `fencepost reshard` into this folder has not ended: it lacks a part of the "
+            "history, or all of it. Delete it, and go on with the former folder"
+        )
 
 
 def write_ledgers(data: Path, ledgers: int) -> None:

@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 
 from fencepost.client import users
 from fencepost.client.processes import StartError
-from fencepost.client.stack import Stack, choose_ledgers, shards_of
+from fencepost.client.stack import Stack, choose_ledgers, refuse_half_moved, shards_of
 from fencepost.core.errors import FencepostError
 
 _DETACHED_S_MAX: Final = 60.0
@@ -97,10 +97,11 @@ async def run(
     Runs the stack until SIGINT, SIGTERM or SIGHUP, then stops it in order, nats-server last.
 
     Raises `AlreadyUpError`, `RefusedError` on another number of ledgers than the folder has, or
-    `StartError` when something does not start.
+    `StartError` when something does not start, or must not: see `stack.refuse_half_moved`.
     """
     data = data.resolve()
     with held(data):
+        refuse_half_moved(data)
         over = choose_ledgers(data, ledgers)
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
