@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 OUTPUT_LINES_SHOWN = 40
+# Everything else comes built. This one is published as source alone, and is Python alone.
+FROM_SOURCE = "nkeys"
 
 
 def members() -> list[Path]:
@@ -84,7 +86,10 @@ def install(home: Path) -> None:
     count = sum("==" in line for line in LOCK.read_text().splitlines())
     run(
         f"{count} pinned packages from {LOCK.name}",
-        [*pip, "--require-hashes", "--only-binary=:all:", "-r", str(LOCK)],
+        [
+            *(*pip, "--require-hashes", "--only-binary=:all:", f"--no-binary={FROM_SOURCE}"),
+            *("-r", str(LOCK)),
+        ],
         env=env,
     )
     editable = [part for member in members() for part in ("-e", str(member))]
