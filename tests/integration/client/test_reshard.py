@@ -11,7 +11,7 @@ from fencepost.client import ledger, reshard, reshard_commands
 from fencepost.client.client import Client
 from fencepost.client.embedded import NatsServer
 from fencepost.client.verify import verify
-from fencepost.contracts import subjects
+from fencepost.contracts import streams, subjects
 from fencepost.contracts.messages import Batch, Sent
 from fencepost.core.dag.machine import DagMachine
 from fencepost.core.errors import LedgerBrokenError, RefusedError
@@ -278,6 +278,14 @@ async def test_a_target_is_as_it_was_where_the_source_was_refused(
     await record(source, history(3))
     await reshard.reshard(source, target)
     await deployed.declare(target.link, AFTER, create=False)
+
+
+async def test_what_sweeping_was_switched_to_it_stays(source: Client, target: Client) -> None:
+    await record(source, history(3))
+    await deployed.put_meta(source.link, streams.SWEEP_MODE, b"off")
+    assert await deployed.read_meta(target.link, streams.SWEEP_MODE) is None
+    await reshard.reshard(source, target)
+    assert await deployed.read_meta(target.link, streams.SWEEP_MODE) == b"off"
 
 
 async def test_an_owner_that_still_lives_is_fenced(source: Client, target: Client) -> None:

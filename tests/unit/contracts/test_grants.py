@@ -48,7 +48,7 @@ def test_nobody_changes_a_ledgers_stream_and_only_the_operator_creates_one(ledge
         (subjects.command("dag", "d", "c1"), {"client", "admin", "tracker"}),
         (subjects.fault("box"), {"admin"}),
         (f"$KV.{streams.BUCKET_META}.shards", {"operator"}),
-        (f"$KV.{streams.BUCKET_META}.{streams.SWEEP_MODE}", {"operator", "admin"}),
+        (f"$KV.{streams.BUCKET_META}.{streams.SWEEP_MODE}", {"operator", "admin", "mover"}),
     ],
 )
 def test_who_may_say_what(subject: str, roles: set[str]) -> None:

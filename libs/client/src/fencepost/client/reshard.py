@@ -78,7 +78,7 @@ async def reshard(source: Client, target: Client) -> Result:
     sealed = await _seal(source)
     await _refuse_unless_drained(source, sealed)
     # From here on until all is verified, no service starts on the target.
-    await deployed.say_moving(target.link, streams.MOVING_BEGUN)
+    await deployed.put_meta(target.link, streams.MOVING, streams.MOVING_BEGUN)
     writer = _Writer(target)
     try:
         async for recorded in _in_order(source, sealed):
@@ -97,7 +97,10 @@ async def reshard(source: Client, target: Client) -> Result:
     report = await verify(target)
     if not report.is_clean:
         raise LedgerBrokenError(f"the new ledger does not verify: {report.violations[0]}")
-    await deployed.say_moving(target.link, streams.MOVING_ENDED)
+    switch = await deployed.read_meta(source.link, streams.SWEEP_MODE)
+    if switch is not None:  # else sweeping that a person switched off would go on
+        await deployed.put_meta(target.link, streams.SWEEP_MODE, switch)
+    await deployed.put_meta(target.link, streams.MOVING, streams.MOVING_ENDED)
     return Result(
         shards_before=source.shards,
         shards=target.shards,

@@ -190,7 +190,7 @@ SAID: Final[tuple[Said, ...]] = (
     Said(
         subject=f"$KV.{streams.BUCKET_META}.{streams.SWEEP_MODE}",
         kind="stored",
-        says=("admin",),
+        says=("admin", "mover"),
         why="the switch of sweeping",
     ),
     Said(

@@ -309,10 +309,10 @@ async def _refuse_half_moved(link: Link) -> None:
         )
 
 
-async def say_moving(link: Link, said: bytes) -> None:
-    """Says how far a history from elsewhere is. Raises `UnknownError` where that is not stored."""
-    subject = f"$KV.{streams.BUCKET_META}.{streams.MOVING}"
-    answer = await link.call(subject, said, timeout_s=5.0)
+async def put_meta(link: Link, key: str, value: bytes) -> None:
+    """Puts a key of the deployment's bucket. Raises `UnknownError` where it may not be stored."""
+    subject = f"$KV.{streams.BUCKET_META}.{key}"
+    answer = await link.call(subject, value, timeout_s=5.0)
     error = msgspec.json.decode(answer.data, type=_Answer).error
     if error is not None:
         raise _unknown(subject, error)
