@@ -222,6 +222,8 @@ async def _move(mover: Link) -> None:
     """What moving a ledger reads and writes besides the ledger."""
     for name in (streams.COMMANDS, streams.FACTS, streams.MESSAGES):
         assert isinstance(await JetStreamLog(mover, stream=name).next_after("fp.v1.no", 0), Absent)
+    await declaring.put_meta(mover, streams.MOVING, streams.MOVING_ENDED)
+    await declaring.put_meta(mover, streams.SWEEP_MODE, b"off")
     objects = Objects(mover, streams.OBJECTS_BLOBS)
     await objects.put("moved", b"x")
     assert await objects.get("moved") == b"x"
