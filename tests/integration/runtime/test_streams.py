@@ -53,6 +53,18 @@ async def test_another_number_of_shards_is_refused(link: Link) -> None:
         await streams.declare(link, 16, create=True)
 
 
+async def test_what_a_later_version_says_of_the_cut_is_not_passed_over(link: Link) -> None:
+    await streams.declare(link, 8, create=True)
+    recorded = await streams.read_meta(link, "shards")
+    assert recorded is not None
+    key = f"$KV.{table.BUCKET_META}.shards"
+    await link.call(key, recorded.replace(b"{", b"{ ", 1), timeout_s=5)
+    await streams.declare(link, 8, create=True)
+    await link.call(key, recorded.replace(b"{", b'{"by":"time",', 1), timeout_s=5)
+    with pytest.raises(streams.StreamMismatchError, match="by"):
+        await streams.declare(link, 8, create=True)
+
+
 @pytest.mark.parametrize(("made", "asked"), [(1, 3), (3, 1), (3, 2), (2, 3)])
 async def test_another_number_of_ledgers_is_refused_by_its_name_and_nothing_is_made(
     link: Link, made: int, asked: int

@@ -92,8 +92,15 @@ class NoJetStreamError(UnknownError):
     """The server, or this user's account, says that it has no JetStream."""
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the deployment's history is cut, as its bucket says: written once, never changed."""
+class Cut(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """
+    How the deployment's history is cut, as its bucket says: written once, never changed.
+
+    What a later version adds to it must not be passed over: where it says something, an earlier
+    version would look for shards where they are not.
+    """
 
     shards: int
     hash: str
@@ -285,14 +292,14 @@ async def _recorded(link: Link) -> bytes | None:
 
 def _compare(recorded: bytes, cut: Cut) -> None:
     """Raises `StreamMismatchError` naming the setting that is not the deployment's."""
-    if recorded == msgspec.json.encode(cut):
-        return
     try:
         found = msgspec.json.decode(recorded, type=Cut)
     except msgspec.DecodeError:
-        found = cut
+        found = None
+    if found == cut:
+        return
     for name, setting in (("shards", "FENCEPOST_SHARDS"), ("ledgers", "FENCEPOST_LEDGERS")):
-        want, have = getattr(cut, name), getattr(found, name)
+        want, have = getattr(cut, name), getattr(found or cut, name)
         if want != have:
             raise StreamMismatchError(
                 f"{setting}: this deployment was made with {have} {name}, not {want}; "
