@@ -19,9 +19,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from fencepost.client import Client
+from fencepost.client import Client, ledger
+from fencepost.core import ids
 from fencepost.providers import processes
 from fencepost.runtime import crash
+from fencepost.runtime.shard_runner import SNAPSHOT_AT_HAND_OVER
 
 from tests.acceptance.conftest import QUICK, RunningStack
 from tests.acceptance.walking import (
@@ -59,6 +61,19 @@ class Walk:
     async def work(self) -> None:
         tag = self.tag()
         await asyncio.gather(*(box.round(f"{tag}-{box.box}") for box in self.boxes))
+
+    async def work_for(self, batches: int) -> None:
+        """Works until a shard has so many more. Steps that share batches make fewer of them."""
+        shard = ids.shard_of(self.boxes[0].box, self.client.shards)
+        had = len(await self._batches(shard))
+        for _ in range(batches):
+            await self.work()
+            if len(await self._batches(shard)) >= had + batches:
+                return
+        raise AssertionError(f"{batches} rounds made fewer batches than that")
+
+    async def _batches(self, shard: int) -> list[int]:
+        return [one.seq async for one in ledger.batches(self.client.link, shard)]
 
     async def passed(self, *points: str) -> None:
         await until(lambda: self.script.is_done, f"nobody came to {points}")
@@ -342,8 +357,7 @@ async def test_killed_between_what_is_sent(walk: Walk, point: str) -> None:
 @pytest.mark.parametrize("point", ["before_snapshot", "after_snapshot"])
 async def test_killed_around_a_snapshot_at_the_hand_over(walk: Walk, point: str) -> None:
     # A hand-over makes a snapshot only of a shard with enough batches since the last.
-    for _ in range(6):
-        await walk.work()
+    await walk.work_for(SNAPSHOT_AT_HAND_OVER)
     walk.script.arm(point)
     working = asyncio.create_task(walk.work())
     os.kill(walk.stack.services["planner-1"].pid, signal.SIGTERM)
