@@ -197,7 +197,7 @@ async def test_a_command_survives_a_crash_and_counts_once(
 
 async def test_a_wrong_setting_is_one_clear_line(world: World) -> None:
     wrong = world.planner(FENCEPOST_SHARDS="none", FENCEPOST_LEASE_MS="1")
-    assert await asyncio.to_thread(wrong.child.wait, 20) == 1
+    assert await asyncio.to_thread(wrong.child.wait, 20) == 2
     assert "FENCEPOST_SHARDS: " in wrong.text()
     assert "FENCEPOST_LEASE_MS: " in wrong.text()
     assert "Traceback" not in wrong.text()
