@@ -33,12 +33,19 @@ def _level(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
+def _needs_engine(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("docker")) or "engine" in getattr(item, "fixturenames", ())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _level(item) in ONE_AT_A_TIME:
-            last = "-last" if item.get_closest_marker("budget") else ""
-            item.add_marker(pytest.mark.xdist_group(_level(item) + last))
+            # One worker has the Docker engine, and keeps it: what needs it goes where the servers
+            # run that need it as well, and is the last there.
+            is_last = item.get_closest_marker("budget") and not _needs_engine(item)
+            group = _level(item) + ("-last" if is_last else "")
+            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: item.get_closest_marker("budget") is not None)
 
 
@@ -50,7 +57,7 @@ def _spare(item: pytest.Item) -> None:
         return
     left_s = int(float(until) - time.time())
     if left_s < budget.args[0]:
-        pytest.skip(f"takes {budget.args[0]} s, and {left_s} are left of this run's time")
+        pytest.skip(f"wants {budget.args[0]} s of this run's time, and {left_s} are left")
     STARTED.add(item.path)
 
 

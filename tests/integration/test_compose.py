@@ -20,7 +20,8 @@ from fencepost.client.processes import free_port
 
 from tests.engine import ROOT, Engine
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.budget(320)]
+# It takes half of that, and the other half is for the walks of crashes, which come after it.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600), pytest.mark.budget(600)]
 
 PROJECT = "fencepost-test"
 BUILD_S = 600
