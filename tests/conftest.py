@@ -5,6 +5,8 @@ Levels are folders: `unit`, `properties`, `simulation` and `tidy` may open no so
 (asyncio's own); `integration` and `acceptance` start real servers on loopback. The latter two share
 one machine's disk and processors, so each of these levels runs on one xdist worker, one test after
 the other: with two workers that is one stack beside one server, which two cores can carry.
+(pytest-xdist 3.8 keeps no groups under pytest 9.2, which names tests another way: until it does,
+both workers take from all levels, and the one that is first has the Docker engine.)
 
 What takes longest carries `budget(seconds)`: it runs last, and where FENCEPOST_TEST_UNTIL (seconds
 since 1970) leaves its file less than that, it is skipped and says so. A slow build machine then
