@@ -33,7 +33,10 @@ from fencepost.core.dag.machine import DagMachine
 from fencepost.core.machine import Machine
 from fencepost.core.sandbox.machine import SandboxMachine
 from fencepost.runtime.fold import decode_batch
+from fencepost.runtime.link import Link
 from fencepost.runtime.ports import Valid
+
+from bench.owning import as_owner
 
 FEW, MANY, MANY_QUICK = 100, 20_000, 2_000
 CANCELS, CANCELS_QUICK = 15, 5
@@ -191,26 +194,28 @@ async def fill(stack: Stack, client: Client, dags: int) -> int:
         await stack.services[name].stop()
     of_dag = await _entries(client, "dag", "dag", dag)
     of_sandbox = await _entries(client, "sandbox", "sandbox", held.sandbox)
-    writers = {
-        (machine.family, shard): _Writer(client, machine, shard)
-        for machine in MACHINES
-        for shard in range(client.shards)
-    }
-    for writer in writers.values():
-        await writer.open()
-    for number in range(dags):
-        names = {dag: f"dag-{ulid.mint()}", held.sandbox: f"sbx-{ulid.mint()}"}
-        new_dag, new_sandbox = names.values()
-        is_open = number % OPEN_EVERY == 0
-        shard = ids.shard_of(new_dag, client.shards)
-        await writers["dag", shard].put(_renamed(of_dag[:1] if is_open else of_dag, names))
-        if not is_open:
-            shard = ids.shard_of(new_sandbox, client.shards)
-            await writers["sandbox", shard].put(_renamed(of_sandbox, names))
-    for writer in writers.values():
-        await writer.flush()
-    for writer in writers.values():
-        await writer.close(writers.values())
+    async with as_owner(stack, "planner") as planner, as_owner(stack, "tracker") as tracker:
+        links = {"sandbox": planner, "dag": tracker}
+        writers = {
+            (machine.family, shard): _Writer(links[machine.family], client, machine, shard)
+            for machine in MACHINES
+            for shard in range(client.shards)
+        }
+        for writer in writers.values():
+            await writer.open()
+        for number in range(dags):
+            names = {dag: f"dag-{ulid.mint()}", held.sandbox: f"sbx-{ulid.mint()}"}
+            new_dag, new_sandbox = names.values()
+            is_open = number % OPEN_EVERY == 0
+            shard = ids.shard_of(new_dag, client.shards)
+            await writers["dag", shard].put(_renamed(of_dag[:1] if is_open else of_dag, names))
+            if not is_open:
+                shard = ids.shard_of(new_sandbox, client.shards)
+                await writers["sandbox", shard].put(_renamed(of_sandbox, names))
+        for writer in writers.values():
+            await writer.flush()
+        for writer in writers.values():
+            await writer.close(writers.values())
     return sum(writer.count for writer in writers.values())
 
 
@@ -237,11 +242,11 @@ def _renamed(entries: list[bytes], names: dict[str, str]) -> list[bytes]:
 class _Writer:
     """Appends to one shard as its owner would, and keeps count of the messages that it owes."""
 
-    def __init__(self, client: Client, machine: Machine[Any, Any], shard: int) -> None:
+    def __init__(self, link: Link, client: Client, machine: Machine[Any, Any], shard: int) -> None:
         self._machine = machine
         self._shard = shard
         self._shards = client.shards
-        self._log = ledger.log_of(client.link, shard, client.ledgers)
+        self._log = ledger.log_of(link, shard, client.ledgers)
         self._subject = subjects.ledger(machine.family, shard)
         self._waiting: list[bytes] = []
         self._size = 0

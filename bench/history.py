@@ -28,6 +28,7 @@ from fencepost.runtime.ledger import JetStreamLog
 from fencepost.runtime.ports import Valid
 
 from bench import fencepost_bench, rig
+from bench.owning import as_owner
 
 FAMILY = "sandbox"
 OWNER = "bench"
@@ -111,12 +112,13 @@ async def fill(stack: fencepost_bench.Running, entries: int) -> int:
     await stack.stack.services["planner-1"].stop()
     per_batch = STEPS_PER_BATCH * ENTRIES_PER_STEP
     batches = -(-entries // (len(views) * per_batch))
-    await asyncio.gather(
-        *(
-            _fill(log_of(client.link, shard, client.ledgers), shard, found, batches)
-            for shard, found in views.items()
+    async with as_owner(stack.stack, "planner") as link:
+        await asyncio.gather(
+            *(
+                _fill(log_of(link, shard, client.ledgers), shard, found, batches)
+                for shard, found in views.items()
+            )
         )
-    )
     return batches * per_batch * len(views)
 
 
