@@ -32,6 +32,8 @@ TESTS = (
 )
 AT_ONCE = 2
 
+_OTHER_NONCE = "marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk)"
+
 MUTANTS: tuple[tuple[str, str, str], ...] = (
     # --- the join
     ("join.py", "if receipt.attempt != attempt:", "if False:"),
@@ -178,12 +180,11 @@ MUTANTS: tuple[tuple[str, str, str], ...] = (
     ),
     ("life.py", "        and marking.gateway != value.gateway\n", ""),
     ("life.py", "and hints.is_alive(marking.gateway, now_ms)", "and True"),
-    ("life.py", 'and sandbox.nonce_on_disk == ""', "and True"),
-    ("life.py", "if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):", "if False:"),
-    (
-        "life.py",
-        "if marker.nonce not in (sandbox.nonce, sandbox.nonce_on_disk):",
-        "if marker.nonce != sandbox.nonce:",
+    ("life.py", "if marker is None and sandbox.nonce_on_disk and", "if False and"),
+    *(
+        ("life.py", f"{before}    if {_OTHER_NONCE}:", f"{before}    if {after}:")
+        for before in ('        return ""\n', '        return "cold", "no_marker"\n')
+        for after in ("False", "marker.nonce != sandbox.nonce")
     ),
     ("life.py", "if value.journal_seq < sandbox.journal_seq:", "if False:"),
     ("life.py", "    if not instance_same:\n", "    if False:\n"),

@@ -250,6 +250,39 @@ def test_an_instance_whose_marker_vanished_is_condemned_before_anything_is_calle
     assert (ended.step, ended.evidence) == ("s9", "lost_with_epoch")
 
 
+@pytest.mark.parametrize(
+    ("nonce", "takes_back", "condemned"),
+    [("N7", True, True), ("N7", False, False), ("", True, False)],
+)
+def test_an_older_generations_point_is_given_up_where_something_was_taken_back_since(
+    nonce: str, takes_back: bool, condemned: bool
+) -> None:
+    bench = committed_three()
+    if takes_back:
+        bench.step("s9")
+        bench.cancel("s9")
+        bench.answer("s9", reason="never_began")
+        assert bench.final("s9") == "compensated"
+    marker = (
+        bench.marker() if not nonce else Marker(epoch=1, session="S", nonce=nonce, instance="i1")
+    )
+    entries = bench.found(marker=marker, journal_seq=bench.sandbox().journal_seq)
+    assert ("condemned" in kinds(entries)) == condemned
+
+
+def test_the_disk_whose_new_marker_was_not_reported_is_of_this_generation() -> None:
+    bench = committed_three()
+    bench.step("s9")
+    bench.cancel("s9")
+    bench.answer("s9", reason="never_began")
+    marker = bench.marker()
+    bench.lose_lease()
+    bench.found(marker=marker, journal_seq=bench.sandbox().journal_seq)
+    assert bench.sandbox().nonce != marker.nonce, "the next generation is being marked"
+    entries = bench.found(marker=marker, journal_seq=bench.sandbox().journal_seq)
+    assert kinds(entries) == ["marking"]
+
+
 def test_a_marking_whose_report_was_lost_is_the_same_generation() -> None:
     bench = committed_three()
     marker = bench.marker()

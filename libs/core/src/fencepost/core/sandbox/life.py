@@ -293,7 +293,7 @@ def _moved(sandbox: Sandbox, value: facts.Found) -> tuple[e.Disk, str] | None:
         # Never opened. A marker that is there already is not ours (a recycled disk): cold, too.
         return "cold", "first_generation" if marker is None else "foreign_marker"
     if marker is None:
-        if sandbox.open and instance_same and sandbox.nonce_on_disk == "":
+        if sandbox.open and instance_same:
             return None  # this epoch was opened for this disk and its marker never written
         # A warm or restored epoch was opened on a disk that had a marker: this one is another.
         return "cold", "no_marker"
