@@ -94,6 +94,14 @@ class Past:
     _base: Point | None = None
     _end: Place = _START
 
+    def known_spec(self) -> SandboxSpec:
+        """How it was created. Raises `RefusedError` where no entry says that it was."""
+        if self.spec is None:
+            raise RefusedError(
+                "unknown_sandbox", f"sandbox: there is no sandbox {self.sandbox!r}", field="sandbox"
+            )
+        return self.spec
+
     def take(self, entry: e.SandboxEntry, place: Place) -> None:
         """Takes the next entry; other sandboxes' are passed over."""
         if getattr(entry, "sandbox", "") != self.sandbox:
@@ -271,14 +279,13 @@ async def fork(
     past = await _past(client, sandbox)
     plan = past.plan(at)
     name = await _fresh_name(client, sandbox, name)
-    assert past.spec is not None
     origin = plan.start.origin if plan.start is not None else None
     say(
         f"{sandbox} at {plan.at or 'its beginning'}: "
         + (f"checkpoint {origin.checkpoint}" if origin is not None else "no checkpoint")
         + f", then {len(plan.steps)} steps"
     )
-    spec = msgspec.structs.replace(past.spec, origin=origin)
+    spec = msgspec.structs.replace(past.known_spec(), origin=origin)
     reason = f"fork of {sandbox} at {plan.at}"
     await client.create_sandbox(name, spec, reason=reason, timeout_s=_LIVE_S_MAX)
     # Two forks under one name, at once: the same spec again is no second sandbox.
@@ -321,16 +328,22 @@ async def _stands_alone(client: Client, name: str) -> bool:
 
 async def _past(client: Client, sandbox: str) -> Past:
     past = Past(sandbox)
+    await tell(client, sandbox, past.take)
+    past.known_spec()
+    return past
+
+
+async def tell(client: Client, sandbox: str, take: Callable[[e.SandboxEntry, Place], None]) -> None:
+    """
+    Gives every entry of the batches that name a sandbox, from its ledger's first one on.
+
+    Raises `UnknownError`.
+    """
     named = f'"{sandbox}"'.encode()
     async for recorded in client.history(sandbox):
         if named in bytes(recorded.batch.entries):
             for index, entry in enumerate(recorded.entries):
-                past.take(entry, Place(recorded.batch.prev, index))
-    if past.spec is None:
-        raise RefusedError(
-            "unknown_sandbox", f"sandbox: there is no sandbox {sandbox!r}", field="sandbox"
-        )
-    return past
+                take(entry, Place(recorded.batch.prev, index))
 
 
 async def _fresh_name(client: Client, origin: str, name: str | None) -> str:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from fencepost.client.client import Client
-from fencepost.client.forks import Past
-from fencepost.core.errors import RefusedError
+from fencepost.client.forks import Past, tell
 from fencepost.core.machine import Place
 from fencepost.core.receipts import Change, Receipt
 from fencepost.core.sandbox import entries as e
@@ -84,12 +83,7 @@ class Story:
                 pass
 
     def told(self) -> Losses:
-        spec, stopped = self.past.spec, self._stopped
-        if spec is None:
-            raise RefusedError(
-                "unknown_sandbox", f"sandbox: there is no sandbox {self.sandbox!r}", field="sandbox"
-            )
-        origin = spec.origin
+        origin, stopped = self.past.known_spec().origin, self._stopped
         differs, is_cut = self._differs(stopped) if stopped is not None else ([], False)
         return Losses(
             sandbox=self.sandbox,
@@ -140,9 +134,5 @@ async def losses(client: Client, sandbox: str) -> Losses:
     Raises `RefusedError` for a sandbox that is not known, and `UnknownError`.
     """
     story = Story(sandbox)
-    named = f'"{sandbox}"'.encode()
-    async for recorded in client.history(sandbox):
-        if named in bytes(recorded.batch.entries):
-            for index, entry in enumerate(recorded.entries):
-                story.take(entry, Place(recorded.batch.prev, index))
+    await tell(client, sandbox, story.take)
     return story.told()
