@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fencepost.client.processes import Child, StartError, free_port
+from fencepost.client.processes import Child, Started, StartError, free_port
 
 START_S_MAX: Final = 20.0
 _PORT_TRIES: Final = 10
@@ -59,30 +59,12 @@ def _path_folders() -> list[Path]:
     return [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
 
 
-class _Server:
-    """A server of ours, in one process at a time."""
+class _Server(Started):
+    """A server of ours, on a folder of its own."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, name: str, data: Path) -> None:
+        super().__init__(name)
         self._data = data
-        self._child: Child | None = None
-        self.port = 0
-
-    @property
-    def child(self) -> Child:
-        assert self._child is not None
-        return self._child
-
-    @property
-    def pid(self) -> int:
-        return self.child.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.child.is_running
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would."""
-        self.child.kill()
 
     async def _on_a_port(self, port: int, run: Callable[[], Awaitable[None]]) -> None:
         """Runs it on `port`, or where that is 0 on a free one, which others may take before it."""
@@ -102,7 +84,7 @@ class NatsServer(_Server):
     """One nats-server with JetStream on `data`; `url` and `port` stay over a restart."""
 
     def __init__(self, data: Path, *, sync_always: bool, extra_config: str) -> None:
-        super().__init__(data)
+        super().__init__("nats-server", data)
         self._sync_always = sync_always
         self._extra = extra_config
         self.monitor_port = 0
@@ -128,7 +110,7 @@ class NatsServer(_Server):
 
     async def restart(self) -> None:
         """Starts it again on the same data and port, after a kill or a stop."""
-        if self._child is not None and self._child.is_running:
+        if self.is_running:
             await self.stop()
         await self._run()
 
@@ -225,7 +207,7 @@ class PostgresServer(_Server):
     """
 
     def __init__(self, data: Path, user: int | None) -> None:
-        super().__init__(data)
+        super().__init__("postgres", data)
         self._user = user
         self._password = ""
 

@@ -195,3 +195,29 @@ class Child:
             self._watchdog.kill()
             self._watchdog.communicate()
             self._watchdog = None
+
+
+class Started:
+    """What runs as one process at a time, and may be started again; `port` is where it listens."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.port = 0
+        self._child: Child | None = None
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None, f"{self.name} was never started"
+        return self._child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None and self._child.is_running
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self.child.kill()

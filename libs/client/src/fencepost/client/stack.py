@@ -23,7 +23,7 @@ import structlog
 from fencepost import planner, release_tracker, sandbox_gateway, sweeper
 from fencepost.client import users
 from fencepost.client.embedded import NatsServer, PostgresServer
-from fencepost.client.processes import Child, StartError, free_port
+from fencepost.client.processes import Child, Started, StartError, free_port
 from fencepost.contracts import authorization
 from fencepost.contracts.grants import Role
 from fencepost.contracts.streams import SHARDS_EMBEDDED, require_ledgers
@@ -72,31 +72,16 @@ def can_run(role: str) -> bool:
         return False
 
 
-class Service:
+class Service(Started):
     """One process of a service: started, killed, stopped or paused by its own pid."""
 
     def __init__(self, name: str, role: str, log: Path, environment: Mapping[str, str]) -> None:
-        self.name = name
+        super().__init__(name)
         self.role = role
         self.log = log
         self.environment = dict(environment)
-        self.port = 0
         self.started_at = 0.0
         self.wanted = False
-        self._child: Child | None = None
-
-    @property
-    def child(self) -> Child:
-        assert self._child is not None, f"{self.name} was never started"
-        return self._child
-
-    @property
-    def pid(self) -> int:
-        return self.child.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._child is not None and self._child.is_running
 
     @property
     def http_url(self) -> str:
@@ -119,7 +104,7 @@ class Service:
     def kill(self) -> None:
         """SIGKILL, as a crash would; it stays down until it is started again."""
         self.wanted = False
-        self.child.kill()
+        super().kill()
 
     def pause(self) -> None:
         """SIGSTOP: alive, holding all it holds, and silent."""
