@@ -148,6 +148,11 @@ def _is_host(host: str, *, bracketed: bool) -> bool:
             return ipaddress.ip_address(host).version == 6
         except ValueError:
             return False
+    return is_name(host)
+
+
+def is_name(host: str) -> bool:
+    """Whether it can be a host's name, or an IPv4 address."""
     return len(host) <= _HOST_MAX and _HOST.fullmatch(host) is not None
 
 

@@ -7,7 +7,6 @@ A wrong value is one clear line per field, and the process does not start.
 from __future__ import annotations
 
 import ipaddress
-import re
 import unicodedata
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -25,7 +24,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 S = TypeVar("S", bound="Settings")
 
 _CHARACTERS_MAX: Final = 4096
-_HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
 _AS_THEY_ARE: Final = frozenset({"receipt_key"})
 """Secrets that are bytes to us, whatever they are to a person."""
 
@@ -70,8 +68,8 @@ class Settings(BaseSettings):
 
     @field_validator("ledgers")
     @classmethod
-    def _each_ledger_has_a_shard(cls, value: int, info: object) -> int:
-        shards = getattr(info, "data", {}).get("shards", value)
+    def _each_ledger_has_a_shard(cls, value: int, info: ValidationInfo) -> int:
+        shards = info.data.get("shards", value)
         if value > shards:
             raise ValueError(f"must be at most the number of shards, {shards}")
         return value
@@ -128,7 +126,7 @@ class Settings(BaseSettings):
         try:
             ipaddress.ip_address(value)
         except ValueError:
-            if _HOST.fullmatch(value) is None:
+            if not address.is_name(value):
                 raise ValueError("expected a host's name or address to listen on") from None
         return value
 
