@@ -13,7 +13,7 @@ FORBIDDEN = {
     "a scratch path": r"(?<![\w.}])/tmp/[v]\b",
     "a package host": r"\b(?:pypi\.org|pythonhosted\.org|test\.pypi|npmjs\.(?:org|com)|crates\.io/api)",
     "an image host": r"\b(?:ghcr\.io|quay\.io|gcr\.io|docker\.io/|registry-1\.)",
-    "an index setting": r"(?:--(?:extra-)?index-url|--find[-]links[= ]+[a-z]+(?=:)|--trusted[-]host)\b",
+    "an index setting": r"(?:--(?:extra-)?index[-]url|--find[-]links[= ]+[a-z]+(?=:)|--trusted[-]host)\b",
     "a download address": r"https?://[^\s\"'<>)]+\.(?:whl|tar\.gz|tgz|zip|deb)\b",
 }
 PIN = re.compile(
